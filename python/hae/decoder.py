@@ -1,0 +1,82 @@
+"""The part of a model whose attention is recorded, and its sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+
+class UnsupportedModel(Exception):
+    """The model has a feature that a trace cannot express. The message names it."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder that decide how large a recording is."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    def qkv_bytes(self, tokens: int, element_bytes: int) -> int:
+        """Q, K and V of all layers and `tokens` tokens."""
+        numbers = (self.query_heads + 2 * self.kv_heads) * self.head_dim
+        return self.layers * tokens * numbers * element_bytes
+
+    def prefill_attention_bytes(self, prompt: int, element_bytes: int) -> int:
+        """Every probability of the prompt, all layers: layers x heads x prompt x prompt."""
+        return self.layers * self.query_heads * prompt * prompt * element_bytes
+
+    def attention_bytes(self, prompt: int, tokens: int, element_bytes: int) -> int:
+        """What the `attention` payload holds: the prompt's square, the decode rows, and V."""
+        decode = sum(range(prompt + 1, tokens + 1))
+        values = tokens * self.kv_heads * self.head_dim
+        square = self.prefill_attention_bytes(prompt, element_bytes)
+        return square + self.layers * (self.query_heads * decode + values) * element_bytes
+
+    def payload_bytes(self, payload: str, prompt: int, tokens: int, element_bytes: int) -> int:
+        if payload == "qkv":
+            return self.qkv_bytes(tokens, element_bytes)
+        return self.attention_bytes(prompt, tokens, element_bytes)
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model whose attention is recorded.
+
+    raises UnsupportedModel naming the feature that a trace cannot express
+    """
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{config.model_type}: encoder-decoder models use cross-attention")
+    decoder = model
+    if hasattr(config, "vision_config"):
+        if config.model_type != "llava":
+            raise UnsupportedModel(
+                f"{config.model_type}: pictures are recorded for LlavaForConditionalGeneration only"
+            )
+        decoder = model.model.language_model
+    text = decoder.config
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        raise UnsupportedModel(f"{text.model_type}: logit soft-capping")
+    if getattr(text, "add_cross_attention", False) or getattr(text, "cross_attention_layers", None):
+        raise UnsupportedModel(f"{text.model_type}: cross-attention")
+    heads = (text.num_attention_heads, getattr(text, "num_key_value_heads", None))
+    if any(isinstance(count, (list, tuple)) for count in heads) or hasattr(text, "block_configs"):
+        raise UnsupportedModel(f"{text.model_type}: head counts that differ between layers")
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise UnsupportedModel(f"{text.model_type}: layers of kind {', '.join(sorted(kinds))}")
+    return decoder
+
+
+def shape_of(decoder: PreTrainedModel) -> Shape:
+    config = decoder.config
+    query_heads = config.num_attention_heads
+    return Shape(
+        layers=config.num_hidden_layers,
+        query_heads=query_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or query_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // query_heads,
+    )

@@ -1,0 +1,97 @@
+"""hae-record: run a Hugging Face model and write what its attention saw as a trace file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hae import trace
+
+USAGE, INTERRUPTED = 2, 130
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
+    return value
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hae-record",
+        description="Run a Hugging Face model greedily and write one trace sequence per prompt.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="Llama family, or LLaVA")
+    parser.add_argument("--out", type=Path, required=True, metavar="F.h5")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="F.jsonl",
+        help="one JSON object a line: text, and optionally name, group, images (paths)",
+    )
+    parser.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
+    parser.add_argument("--payload", choices=trace.PAYLOADS, default="qkv")
+    parser.add_argument(
+        "--dtype", choices=trace.DTYPES, default="float16", help="type of the stored numbers"
+    )
+    parser.add_argument(
+        "--compute-dtype", choices=trace.DTYPES, default="float32", help="type the model runs in"
+    )
+    parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, ...")
+    parser.add_argument(
+        "--attention",
+        choices=("eager", "sdpa"),
+        default="eager",
+        help="how attention is computed while recording; sdpa needs less memory",
+    )
+    parser.add_argument(
+        "--unrotated", action="store_true", help="also store queries before rotary embedding"
+    )
+    parser.add_argument(
+        "--embedding-similarity",
+        action="store_true",
+        help="also store inner products of the prompt's visual and text input embeddings",
+    )
+    parser.add_argument(
+        "--limit-bytes",
+        type=_positive,
+        metavar="N",
+        help="refuse a recording that may grow larger (default: the free space beside F.h5)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the sequences that an interrupted run finished"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options = argument_parser().parse_args(arguments)
+    if options.unrotated and options.payload != "qkv":
+        return _fail("--unrotated: only with --payload qkv", USAGE)
+    if options.payload == "attention" and options.attention != "eager":
+        return _fail("--payload attention: needs --attention eager", USAGE)
+    try:
+        from hae import session
+    except ImportError as error:
+        return _fail(f"{error}; install the recorder with: pip install 'hae[record]'", USAGE)
+    try:
+        session.record(options, arguments)
+    except session.RecordError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("interrupted; --resume continues after the finished sequences", INTERRUPTED)
+    return 0
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"hae-record: {message}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

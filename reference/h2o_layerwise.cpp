@@ -1,0 +1,39 @@
+#include "reference/greedy.hpp"
+#include "reference/policies.hpp"
+#include "reference/shared_options.hpp"
+
+namespace hae::reference {
+namespace {
+
+constexpr std::array kOptions = {
+    OptionInfo{"budget", "-", "a count of 1 or more", "N: residents a lane holds; required, unless it is matched"},
+    OptionInfo{"recent", "auto", "a count of 0 or more, or auto",
+               "R: the newest residents, never evicted; auto: half the budget, at least 1"},
+    OptionInfo{"lane", "kv_head", "kv_head or layer", "what evicts on its own"},
+    OptionInfo{"group", "mean", "mean, max or sum", "how the query heads of a KV head lane become one row"},
+};
+
+std::shared_ptr<const Policy> make(Options options) {
+  ScorePolicy::Config config;
+  config.scores.reduction = parse_head_reduction(options);
+  config.budget = parse_budget(options);
+  config.budget_is_open = !options.given("budget");
+  config.budget_is_required = true;
+  const bool automatic = options.text("recent") == "auto";
+  config.rule = make_greedy_rule(automatic ? std::nullopt : std::optional(options.count("recent", 0)));
+  return std::make_shared<ScorePolicy>(std::move(options), std::move(config), make);
+}
+
+}  // namespace
+
+const PolicyInfo kH2oLayerwise = {
+    "h2o/layerwise",
+    "H2O: half the budget for the heaviest hitters, half for the newest tokens",
+    "H2O, arXiv 2306.14048; the variant of the official H2OKVCache_LayerWise (row sums added after each forward)",
+    "Online. Exact for one sequence: after each forward the N - R tokens of largest cumulative attention outside the newest "
+    "R stay, and a dropped token's score is forgotten. It evicts what greedy:budget=N,recent=R,lane=kv_head does. The "
+    "original sums a batch; here each sequence is on its own. Ties go to the older token. Needs all prompt rows.",
+    kOptions,
+    make};
+
+}  // namespace hae::reference

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "reference/options.hpp"
+#include "sim/policy.hpp"
+
+namespace hae::reference {
+
+/// One line of the policy table.
+struct PolicyInfo {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view source;
+  std::string_view fidelity;  ///< what is exact, what is a reading of an ambiguous text, online or prefill only
+  std::span<const OptionInfo> options;
+  std::shared_ptr<const Policy> (*make)(Options);
+};
+
+/// All policies, in the order `hae policies` shows them.
+std::span<const PolicyInfo> policies();
+
+/// The policy of a spec `name:key=value,key=value`.
+///
+/// throws  ConfigError that names the key and what is allowed
+std::shared_ptr<const Policy> make_policy(std::string_view spec);
+
+// One entry a policy, each beside its implementation.
+extern const PolicyInfo kHae;
+extern const PolicyInfo kGreedy;
+extern const PolicyInfo kH2oLayerwise;
+extern const PolicyInfo kWindow;
+extern const PolicyInfo kRandom;
+extern const PolicyInfo kFull;
+
+}  // namespace hae::reference

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "reference/options.hpp"
+
+// Lines of the option tables that several policies share.
+
+namespace hae::reference {
+
+/// One table from several.
+template <std::size_t... Sizes>
+constexpr auto concatenate(const std::array<OptionInfo, Sizes>&... parts) {
+  std::array<OptionInfo, (Sizes + ...)> all{};
+  auto end = all.begin();
+  ((end = std::copy(parts.begin(), parts.end(), end)), ...);
+  return all;
+}
+
+inline constexpr std::array kPruningOnlyOptions = {
+    OptionInfo{"r", "0.0015", "a number of 0 or more", "threshold: evict below this share of A_V (strict), and"},
+    OptionInfo{"alpha", "0.0005", "a number of 0 or more",
+               "below this attention in every text row (strict); with mass: none by default"},
+    OptionInfo{"eps", "-", "a number of 0 or more", "mass: the share of A_V that may be lost"},
+    OptionInfo{"heads", "mean", "mean or max", "how query heads become a_ij"},
+    OptionInfo{"scope", "sequence", "sequence or image", "A_V over all pictures, or of each picture"},
+    OptionInfo{"max_evicted", "none", "a count of 0 or more, or none", "most tokens one decision may evict"},
+    OptionInfo{"broadcast", "all", "all or none", "layer 0 decides for all layers, or each layer for itself"},
+    OptionInfo{"effect", "within", "within or after",
+               "later layers never see the evicted tokens, or lose them when their prefill is over"},
+};
+
+/// Options of the pruning stage.
+constexpr auto pruning_options(std::string_view default_rule) {
+  return concatenate(std::array{OptionInfo{"dap", default_rule, "threshold, mass or none",
+                                           "pruning of visual tokens in the prefill (DAP)"}},
+                     kPruningOnlyOptions);
+}
+
+inline constexpr OptionInfo kBudgetOption = {"budget", "prompt", "a count of 1 or more, or prompt",
+                                             "l: residents a lane holds; prompt: its size after pruning"};
+
+inline constexpr OptionInfo kSinksOption = {"sinks", "0", "a count of 0 or more",
+                                            "positions 0 .. sinks-1 are never evicted"};
+
+/// Options of what a score is.
+inline constexpr std::array kScoreOptions = {
+    OptionInfo{"lane", "layer", "layer or kv_head", "what evicts on its own"},
+    OptionInfo{"group", "mean", "mean, max or sum", "how the query heads of a KV head lane become one row"},
+    OptionInfo{"score", "sum", "sum or mean", "cumulative attention, or that per row that could see the token"},
+    OptionInfo{"scores", "observed", "observed or full",
+               "attention over the residents, as a cache sees it, or over all tokens, as theory assumes"},
+};
+
+/// Declares the options of the pruning stage meaningless: there is none.
+inline void exclude_pruning(Options& options) {
+  options.exclude({"r", "alpha", "eps", "heads", "scope", "max_evicted", "broadcast", "effect"}, "dap=none");
+}
+
+}  // namespace hae::reference

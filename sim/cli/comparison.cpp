@@ -1,0 +1,120 @@
+#include "sim/cli/comparison.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "reference/policies.hpp"
+#include "sim/cli/progress.hpp"
+#include "traces/trace_file.hpp"
+
+namespace hae::cli {
+namespace {
+
+using Policies = std::vector<std::shared_ptr<const Policy>>;
+
+Policies make_policies(const std::vector<std::string>& specs) {
+  Policies policies;
+  for (const std::string& spec : specs) {
+    policies.push_back(reference::make_policy(spec));
+    const std::string canonical = policies.back()->spec();
+    const auto same = std::ranges::count_if(policies, [&](const auto& p) { return p->spec() == canonical; });
+    if (same > 1) {
+      throw ConfigError("policy '" + canonical + "' is given twice; give it once");
+    }
+  }
+  return policies;
+}
+
+/// Whether a user's word names a sequence: its name, or its index in the file.
+bool selects(const std::string& word, const std::string& name, Index index) {
+  Index number = -1;
+  const auto parsed = std::from_chars(word.data(), word.data() + word.size(), number);
+  const bool is_number = parsed.ec == std::errc{} && parsed.ptr == word.data() + word.size();
+  return word == name || (is_number && number == index);
+}
+
+/// Budgets that follow the first run's: every policy that has one and was given none.
+class Matcher {
+ public:
+  Matcher(const Policies& policies, MatchTarget target) : policies_(policies), target_(target) {}
+
+  /// One more reading of the sequence: the first policy, and the prompt pruning of those that prune.
+  [[nodiscard]] Policies matched(Sequence& sequence, const ReplayOptions& options, const std::string& where) const {
+    const SequenceInfo& info = sequence.info();
+    Policies probes{policies_.front()};
+    for (std::size_t i = 1; i < policies_.size(); ++i) {
+      if (policies_[i]->budget_is_open() && policies_[i]->prunes()) {
+        probes.push_back(policies_[i]);
+      }
+    }
+    const std::vector<RunResult> results = replay(sequence, probes, options, where);
+    Policies matched{policies_.front()};
+    std::size_t probe = 1;
+    for (std::size_t i = 1; i < policies_.size(); ++i) {
+      if (!policies_[i]->budget_is_open()) {
+        matched.push_back(policies_[i]);
+        continue;
+      }
+      const std::vector<Index> after_prune =
+          policies_[i]->prunes() ? residents_after_prune(info, results[probe++])
+                                 : std::vector<Index>(static_cast<std::size_t>(info.layers), info.prompt);
+      matched.push_back(match_budget(info, results.front(), policies_[i], after_prune, target_));
+    }
+    return matched;
+  }
+
+ private:
+  const Policies& policies_;
+  MatchTarget target_;
+};
+
+/// The first run is measured against itself, and `full` has no budget to be unequal to; when it comes first the others
+/// are measured against it.
+void mark_unequal(std::vector<RunRecord>& records, std::size_t first) {
+  for (std::size_t i = first + 1; i < records.size(); ++i) {
+    records[i].unequal =
+        records[i].spec != "full" && unequal_bytes(records[i].info, records[first].result, records[i].result);
+  }
+}
+
+}  // namespace
+
+std::vector<RunRecord> compare(const ComparisonOptions& options) {
+  const Policies policies = make_policies(options.policies);
+  std::vector<std::unique_ptr<traces::TraceFile>> files;
+  Index all_sequences = 0;
+  for (const std::string& path : options.traces) {
+    files.push_back(std::make_unique<traces::TraceFile>(path, traces::OpenOptions{.lock = options.lock}));
+    all_sequences += files.back()->sequences();
+  }
+  Progress progress("replaying", static_cast<double>(all_sequences));
+  std::vector<RunRecord> records;
+  Index sequence_index = 0;
+  for (const std::unique_ptr<traces::TraceFile>& file : files) {
+    for (Index i = 0; i < file->sequences(); ++i, ++sequence_index) {
+      if (options.sequence && !selects(*options.sequence, file->sequence_names()[static_cast<std::size_t>(i)], i)) {
+        continue;
+      }
+      const std::unique_ptr<Sequence> sequence = file->open(i);
+      ReplayOptions replay_options{.nan = options.nan, .block_rows = 0, .progress = {}};
+      replay_options.progress = [&](double share) { progress.show(static_cast<double>(sequence_index) + share); };
+      const Policies as_run = options.match ? Matcher(policies, *options.match)
+                                                  .matched(*sequence, replay_options, file->name())
+                                            : policies;
+      std::vector<RunResult> results = replay(*sequence, as_run, replay_options, file->name());
+      const std::size_t first = records.size();
+      for (std::size_t p = 0; p < policies.size(); ++p) {
+        records.push_back({file->name(), sequence_index, i, sequence->info(), policies[p]->spec(),
+                           as_run[p]->options(), std::move(results[p]), false});
+      }
+      mark_unequal(records, first);
+    }
+  }
+  if (records.empty() && options.sequence) {
+    throw ConfigError("--sequence: no sequence is named '" + *options.sequence +
+                      "' or has that index; `hae info` lists them");
+  }
+  return records;
+}
+
+}  // namespace hae::cli

@@ -1,0 +1,106 @@
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "sim/cli/command.hpp"
+#include "sim/cli/manifest.hpp"
+#include "sim/errors.hpp"
+
+namespace hae::cli {
+namespace {
+
+/// One line on stderr, whatever the message holds.
+int fail(ExitCode code, std::string message) {
+  std::ranges::replace(message, '\n', ' ');
+  while (message.ends_with(' ')) {
+    message.pop_back();
+  }
+  fmt::print(stderr, "hae: {}\n", message);
+  return code;
+}
+
+void build(CLI::App& app) {
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  app.footer("`hae WORD` with another word runs the program hae-WORD, if there is one.\n"
+             "Exit codes: 0 done, 1 the answer is no, 2 usage, 3 bad input file, 4 device, 5 a proved claim failed.");
+  add_info(app);
+  add_check(app);
+  add_synth(app);
+  add_import(app);
+  add_policies(app);
+  add_replay(app);
+  add_compare(app);
+}
+
+/// Whether `word` is meant as a subcommand this program does not know.
+bool is_foreign(const CLI::App& app, const std::string& word) {
+  const auto known = app.get_subcommands([](const CLI::App*) { return true; });
+  const bool names_one = std::ranges::any_of(known, [&](const CLI::App* c) { return c->get_name() == word; });
+  return !word.empty() && word.front() != '-' && !names_one;
+}
+
+/// Replaces this process with hae-WORD; returns only if there is no such program.
+int run_foreign(char** argv) {
+  const std::string program = std::string("hae-") + argv[1];
+  std::vector<char*> arguments(argv + 1, argv + 1);
+  std::string name = program;
+  arguments.push_back(name.data());
+  for (char** argument = argv + 2; *argument != nullptr; ++argument) {
+    arguments.push_back(*argument);
+  }
+  arguments.push_back(nullptr);
+  if (program.find('/') == std::string::npos) {
+    execvp(program.c_str(), arguments.data());
+  }
+  return fail(kUsage, fmt::format("unknown command '{}', and no program {} on the path; see hae --help", argv[1], program));
+}
+
+int run(int argc, char** argv) {
+  set_command(argc, argv);
+  CLI::App app{"What happens to a model when tokens are evicted from its KV cache: replays recorded attention through "
+               "eviction policies and measures what each loses.",
+               "hae"};
+  build(app);
+  if (argc > 1 && is_foreign(app, argv[1])) {
+    return run_foreign(argv);
+  }
+  try {
+    app.parse(argc, argv);
+    if (std::fflush(stdout) != 0) {
+      return fail(kUsage, "the output cannot be written; check the disk or the pipe");
+    }
+    return kDone;
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return fail(kUsage, std::string(error.what()) + "; see hae --help");
+  } catch (const AnswerIsNo& answer) {
+    std::fflush(stdout);
+    return fail(kAnswerIsNo, answer.what());
+  } catch (const ConfigError& error) {
+    return fail(kUsage, error.what());
+  } catch (const OutputError& error) {
+    return fail(kUsage, error.what());
+  } catch (const TraceError& error) {
+    return fail(kBadInput, error.what());
+  } catch (const DeviceError& error) {
+    return fail(kDevice, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(kBadInput, "out of memory; replay fewer sequences at a time with --sequence");
+  } catch (const std::exception& error) {
+    return fail(kClaimFailed, std::string("internal error, please report it: ") + error.what());
+  }
+}
+
+}  // namespace
+}  // namespace hae::cli
+
+int main(int argc, char** argv) { return hae::cli::run(argc, argv); }

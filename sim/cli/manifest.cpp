@@ -1,0 +1,90 @@
+#include "sim/cli/manifest.hpp"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string_view>
+#include <thread>
+
+#include "sim/cli/sha256.hpp"
+
+namespace hae::cli {
+namespace {
+
+std::string& command_storage() {
+  static std::string command;
+  return command;
+}
+
+/// A word as a shell would read it back.
+std::string quoted(std::string_view word) {
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("_-./:=,%@+").find(c) != std::string_view::npos;
+  });
+  if (plain) {
+    return std::string(word);
+  }
+  std::string text = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      text += "'\\'";
+    }
+    text += c;
+  }
+  text += '\'';
+  return text;
+}
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) {
+      return line.substr(std::min(line.size(), line.find(':') + 2));
+    }
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+void set_command(int argc, char** argv) {
+  command_storage() = "hae";
+  for (int i = 1; i < argc; ++i) {
+    command_storage() += ' ';
+    command_storage() += quoted(argv[i]);
+  }
+}
+
+const std::string& command() { return command_storage(); }
+
+std::string version_text() {
+  return fmt::format("hae {} ({}, {}), backends: reference", HAE_VERSION, HAE_COMPILER, HAE_BUILD_TYPE);
+}
+
+nlohmann::ordered_json manifest(const std::vector<std::string>& traces, NanRule nan) {
+  utsname system{};
+  uname(&system);
+  nlohmann::ordered_json json;
+  json["command"] = command();
+  json["version"] = HAE_VERSION;
+  json["compiler"] = HAE_COMPILER;
+  json["machine"] = {{"system", fmt::format("{} {}", system.sysname, system.release)},
+                     {"architecture", system.machine},
+                     {"processor", processor()},
+                     {"threads", std::thread::hardware_concurrency()}};
+  json["traces"] = nlohmann::ordered_json::array();
+  for (const std::string& path : traces) {
+    json["traces"].push_back({{"path", path}, {"sha256", sha256_of_file(path)}});
+  }
+  json["seed"] = nullptr;  // Nothing but a policy's own option is random.
+  json["backend"] = "reference";
+  json["tie_rule"] = "older token first";
+  json["positions"] = "original";
+  json["accumulation"] = "weights float32 in 32 partial sums, scores float64";
+  json["nan"] = nan == NanRule::error ? "error" : "lowest";
+  return json;
+}
+
+}  // namespace hae::cli

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+
+#include "sim/cli/comparison.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace hae::cli {
+
+/// Options that every replaying command has.
+struct ReplayArguments {
+  std::string sequence;
+  std::string nan = "error";
+  std::string backend = "reference";
+  bool no_lock = false;
+};
+
+void add_replay_options(CLI::App& command, ReplayArguments& arguments);
+
+/// Carries them over. throws DeviceError for a backend that this build lacks
+void apply(const ReplayArguments& arguments, ComparisonOptions& options);
+
+}  // namespace hae::cli

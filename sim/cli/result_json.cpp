@@ -1,0 +1,225 @@
+#include "sim/cli/result_json.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "analysis/interval.hpp"
+#include "sim/cli/sha256.hpp"
+
+namespace hae::cli {
+namespace {
+
+template <typename Value>
+Json json_or_null(const std::optional<Value>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+Json metric_json(const std::optional<Summary>& summary) {
+  if (!summary) {
+    return {{"mean", nullptr}, {"max", nullptr}, {"p50", nullptr}, {"p95", nullptr}};
+  }
+  return {{"mean", summary->mean}, {"max", summary->max}, {"p50", summary->p50}, {"p95", summary->p95}};
+}
+
+/// Null when the population has no row at all.
+Json series_json(const Series& series) {
+  if (series.rows == 0) {
+    return nullptr;
+  }
+  Json json;
+  for (const Metric metric : kMetrics) {
+    json[name(metric)] = metric_json(summarise(series.all(metric)));
+  }
+  return json;
+}
+
+/// Means of each layer: {missed_mass: [layers], ...}.
+Json per_layer_json(const Series& series) {
+  if (series.rows == 0) {
+    return nullptr;
+  }
+  Json json;
+  for (const Metric metric : kMetrics) {
+    Json means = Json::array();
+    for (Index layer = 0; layer < series.layers; ++layer) {
+      const std::optional<Summary> summary = summarise(series.layer(metric, layer));
+      means.push_back(summary ? Json(summary->mean) : Json(nullptr));
+    }
+    json[name(metric)] = std::move(means);
+  }
+  return json;
+}
+
+/// Missed mass summed over layers, heads and decode rows; null without decode rows.
+Json missed_mass_total(const RunRecord& record) {
+  if (record.info.steps() == 0) {
+    return nullptr;
+  }
+  double total = 0.0;
+  for (const double m : record.result.decode.all(Metric::missed_mass)) {
+    total += std::isnan(m) ? 0.0 : m;
+  }
+  return total;
+}
+
+Json resolved_json(const RunResult& result) {
+  Json budget = Json::array();
+  Json bin = Json::array();
+  Json recent = Json::array();
+  for (const Limits& limits : result.limits) {
+    budget.push_back(json_or_null(limits.budget));
+    bin.push_back(json_or_null(limits.bin));
+    recent.push_back(limits.budget ? Json(limits.recent) : Json(nullptr));
+  }
+  return {{"budget", budget}, {"bin", bin}, {"recent", recent}};
+}
+
+Json bytes_json(const RunRecord& record) {
+  const std::optional<Bytes> bytes = count_bytes(record.info, record.result);
+  if (!bytes) {
+    return {{"mean", nullptr}, {"peak", nullptr}, {"final", nullptr}, {"prefill", nullptr}};
+  }
+  return {{"mean", json_or_null(bytes->mean)},
+          {"peak", json_or_null(bytes->peak)},
+          {"final", bytes->final},
+          {"prefill", bytes->prefill}};
+}
+
+Json tokens_json(const RunRecord& record) {
+  if (record.info.steps() == 0) {
+    return nullptr;
+  }
+  const Tokens tokens = count_tokens(record.info, record.result);
+  return {{"mean", json_or_null(tokens.mean)}, {"peak", json_or_null(tokens.peak)}, {"final", tokens.final}};
+}
+
+/// The figures that `summary` averages.
+constexpr std::array kSummarised = {
+    "tokens.mean",
+    "tokens.peak",
+    "bytes.mean",
+    "bytes.peak",
+    "decode.missed_mass.mean",
+    "decode.missed_mass.p95",
+    "decode.missed_mass.max",
+    "decode.kl.mean",
+    "decode.output_error.mean",
+    "decode.output_error_relative.mean",
+    "prefill.missed_mass.mean",
+    "evictions",
+    "events",
+};
+
+/// Mean and interval over groups, each the mean of its sequences.
+Json group_interval(const std::vector<std::pair<std::string, double>>& observations) {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<double>> groups;
+  for (const auto& [group, value] : observations) {
+    std::vector<double>& members = groups[group];
+    if (members.empty()) {
+      order.push_back(group);
+    }
+    members.push_back(value);
+  }
+  std::vector<double> means;
+  for (const std::string& group : order) {
+    double sum = 0.0;
+    for (const double value : groups[group]) {
+      sum += value;
+    }
+    means.push_back(sum / static_cast<double>(groups[group].size()));
+  }
+  if (means.empty()) {
+    return nullptr;
+  }
+  double sum = 0.0;
+  for (const double mean : means) {
+    sum += mean;
+  }
+  const std::optional<analysis::Interval> interval = analysis::mean_interval(means);
+  return {{"mean", sum / static_cast<double>(means.size())},
+          {"interval95", interval ? Json::array({interval->low, interval->high}) : Json(nullptr)},
+          {"groups", means.size()}};
+}
+
+}  // namespace
+
+std::optional<double> figure(const Json& run, std::string_view path) {
+  const Json* node = &run;
+  while (!path.empty()) {
+    const std::string_view key = path.substr(0, path.find('.'));
+    path.remove_prefix(std::min(path.size(), key.size() + 1));
+    if (!node->is_object() || !node->contains(key)) {
+      return std::nullopt;
+    }
+    node = &(*node)[std::string(key)];
+  }
+  return node->is_number() ? std::optional(node->get<double>()) : std::nullopt;
+}
+
+Json run_json(const RunRecord& record) {
+  const RunResult& result = record.result;
+  Json json;
+  json["sequence"] = {{"index", record.sequence_index}, {"name", record.info.name}};
+  json["policy"] = record.spec;
+  json["options"] = Json::object();
+  for (const auto& [key, value] : record.options) {
+    json["options"][key] = value;
+  }
+  json["resolved"] = resolved_json(result);
+  json["backend"] = "reference";
+  json["tokens"] = tokens_json(record);
+  json["bytes"] = bytes_json(record);
+  json["decode"] = series_json(result.decode);
+  json["prefill"] = series_json(result.prefill);
+  json["missed_mass_total"] = missed_mass_total(record);
+  json["optimal"] = nullptr;
+  json["regret"] = nullptr;
+  json["top_now"] = nullptr;
+  json["removed_all_rows"] = result.removed_all_rows;
+  json["masked_rows"] = result.masked_rows;
+  json["lowered_weights"] = result.lowered_weights;
+  json["per_layer"] = {{"decode", per_layer_json(result.decode)}, {"prefill", per_layer_json(result.prefill)}};
+  json["evictions"] = result.log.entries.size();
+  json["events"] = count_events(result.log);
+  json["moved"] = result.moved;
+  json["pending_final"] = result.log.pending.size();
+  json["log_sha256"] = sha256(to_json_lines(result.log));
+  json["unequal"] = record.unequal;
+  json["warnings"] = result.warnings;
+  return json;
+}
+
+Json summary_json(const std::vector<RunRecord>& records, const Json& runs) {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<std::size_t>> by_policy;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    std::vector<std::size_t>& members = by_policy[records[i].spec];
+    if (members.empty()) {
+      order.push_back(records[i].spec);
+    }
+    members.push_back(i);
+  }
+  Json summary = Json::array();
+  for (const std::string& spec : order) {
+    const std::vector<std::size_t>& members = by_policy[spec];
+    Json policy;
+    policy["policy"] = spec;
+    policy["sequences"] = members.size();
+    for (const char* path : kSummarised) {
+      std::vector<std::pair<std::string, double>> observations;
+      for (const std::size_t i : members) {
+        if (const std::optional<double> value = figure(runs[i], path)) {
+          observations.emplace_back(records[i].info.group, *value);
+        }
+      }
+      policy[path] = group_interval(observations);
+    }
+    policy["unequal"] = std::ranges::any_of(members, [&](std::size_t i) { return records[i].unequal; });
+    summary.push_back(std::move(policy));
+  }
+  return summary;
+}
+
+}  // namespace hae::cli

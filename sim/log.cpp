@@ -1,0 +1,55 @@
+#include "sim/log.hpp"
+
+#include <array>
+#include <charconv>
+
+namespace hae {
+namespace {
+
+template <typename Number>
+void append(std::string& text, Number value) {
+  std::array<char, 32> buffer;
+  const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
+  text.append(buffer.data(), result.ptr);
+}
+
+template <typename Number>
+void append(std::string& text, const std::optional<Number>& value) {
+  if (value) {
+    append(text, *value);
+  } else {
+    text += "null";
+  }
+}
+
+}  // namespace
+
+std::string to_json_lines(const EvictionLog& log, std::optional<Index> sequence) {
+  std::string text;
+  for (const LogEntry& entry : log.entries) {
+    text += '{';
+    if (sequence) {
+      text += "\"sequence\":";
+      append(text, *sequence);
+      text += ',';
+    }
+    text += "\"step\":";
+    append(text, entry.step);
+    text += ",\"layer\":";
+    append(text, entry.layer);
+    text += ",\"lane\":";
+    append(text, entry.lane);
+    text += ",\"token\":";
+    append(text, entry.token);
+    text += entry.within ? ",\"within\":true,\"score\":" : ",\"within\":false,\"score\":";
+    append(text, entry.score);
+    text += ",\"pending_since\":";
+    append(text, entry.pending_since);
+    text += ",\"into\":";
+    append(text, entry.into);
+    text += "}\n";
+  }
+  return text;
+}
+
+}  // namespace hae

@@ -1,0 +1,144 @@
+#include "sim/metrics.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+namespace hae {
+namespace {
+
+Index kv_heads_of_lane(const SequenceInfo& info, const RunResult& run) {
+  return run.lanes == LaneKind::layer ? info.kv_heads : 1;
+}
+
+Index lanes_of(const SequenceInfo& info, const RunResult& run) {
+  return info.layers * lane_count(info, run.lanes);
+}
+
+}  // namespace
+
+const char* name(Metric metric) {
+  constexpr std::array kNames = {"missed_mass", "kl", "output_error", "output_error_relative"};
+  return kNames[static_cast<std::size_t>(metric)];
+}
+
+Series::Series(Index layer_count, Index head_count, Index row_count)
+    : layers(layer_count), query_heads(head_count), rows(row_count) {
+  for (std::vector<double>& metric : values) {
+    metric.assign(static_cast<std::size_t>(layers * query_heads * rows),
+                  std::numeric_limits<double>::quiet_NaN());
+  }
+}
+
+double& Series::at(Metric metric, Index layer, Index head, Index row) {
+  return values[static_cast<std::size_t>(metric)]
+               [static_cast<std::size_t>((layer * query_heads + head) * rows + row)];
+}
+
+std::span<const double> Series::layer(Metric metric, Index layer) const {
+  const auto size = static_cast<std::size_t>(query_heads * rows);
+  return all(metric).subspan(static_cast<std::size_t>(layer) * size, size);
+}
+
+std::span<const double> Series::all(Metric metric) const {
+  return values[static_cast<std::size_t>(metric)];
+}
+
+std::optional<Summary> summarise(std::span<const double> values) {
+  std::vector<double> population;
+  std::ranges::copy_if(values, std::back_inserter(population), [](double v) { return !std::isnan(v); });
+  if (population.empty()) {
+    return std::nullopt;
+  }
+  const auto n = static_cast<double>(population.size());
+  Summary summary;
+  summary.mean = std::accumulate(population.begin(), population.end(), 0.0) / n;
+  std::ranges::sort(population);
+  const auto nearest_rank = [&](std::size_t percent) {
+    return population[(population.size() * percent + 99) / 100 - 1];
+  };
+  summary.max = population.back();
+  summary.p50 = nearest_rank(50);
+  summary.p95 = nearest_rank(95);
+  return summary;
+}
+
+Index count_events(const EvictionLog& log) {
+  const auto event = [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane); };
+  Index events = 0;
+  for (std::size_t i = 0; i < log.entries.size(); ++i) {
+    events += i == 0 || event(log.entries[i]) != event(log.entries[i - 1]) ? 1 : 0;
+  }
+  return events;
+}
+
+Index count_moved(const SequenceInfo& info, const EvictionLog& log) {
+  // By (layer, lane): evicted positions so far, ascending. Evictions within a prefill come before all others there.
+  std::map<std::pair<Index, Index>, std::vector<Index>> gone;
+  std::vector<LogEntry> entries = log.entries;
+  const auto event = [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane, !e.within); };
+  std::ranges::stable_sort(entries, {}, event);
+  Index moved = 0;
+  for (std::size_t i = 0; i < entries.size();) {
+    const LogEntry& first = entries[i];  // Its token is the event's lowest: entries ascend by token.
+    std::vector<Index>& positions = gone[{first.layer, first.lane}];
+    for (; i < entries.size() && event(entries[i]) == event(first); ++i) {
+      positions.insert(std::ranges::lower_bound(positions, entries[i].token), entries[i].token);
+    }
+    const Index joined = info.prompt + first.step;
+    const Index gone_above = positions.end() - std::ranges::upper_bound(positions, first.token);
+    moved += joined - 1 - first.token - gone_above;
+  }
+  return moved;
+}
+
+Index total_attention_tokens(const RunResult& run) {
+  return std::accumulate(run.attention_tokens.begin(), run.attention_tokens.end(), Index{0});
+}
+
+Tokens count_tokens(const SequenceInfo& info, const RunResult& run) {
+  Tokens tokens;
+  const auto lanes = static_cast<double>(lanes_of(info, run));
+  if (info.steps() > 0) {
+    tokens.mean =
+        static_cast<double>(total_attention_tokens(run)) / (lanes * static_cast<double>(info.steps()));
+    tokens.peak = std::ranges::max(run.attention_tokens);
+  }
+  tokens.final =
+      static_cast<double>(std::accumulate(run.final_tokens.begin(), run.final_tokens.end(), Index{0})) /
+      lanes;
+  return tokens;
+}
+
+std::optional<Bytes> count_bytes(const SequenceInfo& info, const RunResult& run) {
+  if (!info.head_dim || !info.element_bytes) {
+    return std::nullopt;
+  }
+  const Index unit = 2 * *info.head_dim * *info.element_bytes * kv_heads_of_lane(info, run);
+  Bytes bytes;
+  if (info.steps() > 0) {
+    bytes.mean =
+        static_cast<double>(total_attention_tokens(run) * unit) / static_cast<double>(info.steps());
+    std::vector<Index> per_step(static_cast<std::size_t>(info.steps()), 0);
+    for (std::size_t i = 0; i < run.attention_tokens.size(); ++i) {
+      per_step[i % per_step.size()] += run.attention_tokens[i];
+    }
+    bytes.peak = std::ranges::max(per_step) * unit;
+  }
+  bytes.final = std::accumulate(run.final_tokens.begin(), run.final_tokens.end(), Index{0}) * unit;
+  bytes.prefill = run.prefill_tokens * unit;
+  return bytes;
+}
+
+bool unequal_bytes(const SequenceInfo& info, const RunResult& first, const RunResult& run) {
+  const Index expected = total_attention_tokens(first) * kv_heads_of_lane(info, first);
+  const Index found = total_attention_tokens(run) * kv_heads_of_lane(info, run);
+  const Index difference = std::abs(found - expected);
+  const Index one_token_a_lane = info.layers * info.kv_heads * info.steps();
+  return difference * 100 > expected && difference > one_token_a_lane;
+}
+
+}  // namespace hae

@@ -1,0 +1,129 @@
+#include "sim/row_meter.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "sim/row_kernels.hpp"
+
+namespace hae {
+namespace {
+
+constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
+
+double norm(std::span<const double> vector) {
+  double squares = 0.0;
+  for (const double x : vector) {
+    squares += x * x;
+  }
+  return std::sqrt(squares);
+}
+
+}  // namespace
+
+RowMeter::RowMeter(const SequenceInfo& info, View<const float, 3> values)
+    : info_(info), values_(values), measured_(static_cast<std::size_t>(info.query_heads)) {}
+
+void RowMeter::form_outputs(const WeightBlock& block) {
+  const Index head_dim = *info_.head_dim;
+  outputs_.resize(static_cast<std::size_t>(info_.query_heads * block.rows() * head_dim));
+  Index first = block.stride;
+  Index keys = 0;
+  for (const std::vector<Range>& visible : block.visible) {
+    first = std::min(first, visible.front().begin);
+    keys = std::max(keys, visible.back().end);
+  }
+  resident_.resize(static_cast<std::size_t>(keys - first));
+  std::iota(resident_.begin(), resident_.end(), first);
+  const Index rows = info_.group_heads() * block.rows();
+  coefficients_.resize(static_cast<std::size_t>(rows) * resident_.size());
+  for (Index k = 0; k < info_.kv_heads; ++k) {
+    for (Index r = 0; r < rows; ++r) {
+      const Index head = k * info_.group_heads() + r / block.rows();
+      const float sum = block.sum(head, r % block.rows());
+      kernels::gather_normalised(block.row(head, r % block.rows()), sum == 0.0f ? 1.0f : sum, resident_,
+                                 coefficients_.data() + static_cast<std::size_t>(r) * resident_.size());
+    }
+    kernels::weighted_values(coefficients_.data(), rows, resident_, values_[k].data(), head_dim,
+                             outputs_.data() + k * rows * head_dim);
+  }
+  outputs_formed_ = true;
+}
+
+std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index row) {
+  const WeightBlock& block = rows.block();
+  const auto block_row = static_cast<Index>(rows.block_row(row));
+  for (Index h = 0; h < info_.query_heads; ++h) {
+    Measured& measured = measured_[static_cast<std::size_t>(h)];
+    measured = {kAbsent, kAbsent, kAbsent, kAbsent, false};
+    const auto all = static_cast<double>(block.sum(h, block_row));
+    if (all == 0.0) {
+      continue;  // A masked row is in no population.
+    }
+    const auto evicted =
+        static_cast<double>(kernels::sum_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
+    const auto resident = static_cast<double>(rows.resident_sum(h, row));
+    measured.removed_all = resident == 0.0;
+    if (measured.removed_all) {
+      measured.missed_mass = 1.0;
+      continue;
+    }
+    measured.missed_mass = std::min(1.0, evicted / all);
+    measured.kl = std::max(0.0, -std::log(resident / all));
+  }
+  if (!values_.empty()) {
+    if (!outputs_formed_) {
+      form_outputs(block);
+    }
+    for (Index k = 0; k < info_.kv_heads; ++k) {
+      measure_outputs(rows, row, k);
+    }
+  }
+  return measured_;
+}
+
+void RowMeter::measure_outputs(const Rows& rows, Index row, Index kv_head) {
+  const WeightBlock& block = rows.block();
+  const auto block_row = rows.block_row(row);
+  const Index head_dim = *info_.head_dim;
+  const Index first_head = kv_head * info_.group_heads();
+  const float* keep = rows.keep_of_head(first_head);
+  const std::vector<Range>& visible = block.visible[block_row];
+  evicted_.clear();
+  resident_.clear();
+  for (Index j = visible.front().begin; j < visible.back().end; ++j) {
+    (keep[j] == 0.0f ? evicted_ : resident_).push_back(j);
+  }
+  for (Index h = first_head; h < first_head + info_.group_heads(); ++h) {
+    Measured& measured = measured_[static_cast<std::size_t>(h)];
+    if (std::isnan(measured.kl)) {
+      continue;
+    }
+    const double* output = outputs_.data() + (h * block.rows() + static_cast<Index>(block_row)) * head_dim;
+    measured.output_error = 0.0;
+    if (measured.missed_mass > 0.0) {
+      // o' is summed over the residents, or formed from the complement where that is shorter and well conditioned.
+      const bool complement = measured.missed_mass <= 0.5 && evicted_.size() < resident_.size();
+      const std::vector<Index>& tokens = complement ? evicted_ : resident_;
+      const float divisor =
+          complement ? block.sum(h, static_cast<Index>(block_row)) : rows.resident_sum(h, row);
+      coefficients_.resize(tokens.size());
+      partial_.resize(static_cast<std::size_t>(head_dim));
+      kernels::gather_normalised(block.row(h, static_cast<Index>(block_row)), divisor, tokens,
+                                 coefficients_.data());
+      kernels::weighted_values(coefficients_.data(), 1, tokens, values_[kv_head].data(), head_dim,
+                               partial_.data());
+      for (Index i = 0; i < head_dim; ++i) {
+        double& element = partial_[static_cast<std::size_t>(i)];
+        const double evicting = complement ? (output[i] - element) / (1.0 - measured.missed_mass) : element;
+        element = output[i] - evicting;
+      }
+      measured.output_error = norm(partial_);
+    }
+    const double length = norm({output, static_cast<std::size_t>(head_dim)});
+    measured.output_error_relative = length > 0.0 ? measured.output_error / length : kAbsent;
+  }
+}
+
+}  // namespace hae

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <vector>
+
+#include "sim/rows.hpp"
+#include "sim/trace.hpp"
+
+namespace hae {
+
+/// Measures rows of one layer against what a cache evicted (definitions: sim/metrics.hpp).
+class RowMeter {
+ public:
+  /// values  [kv_heads, T, head_dim], or empty: then there are no output errors
+  RowMeter(const SequenceInfo& info, View<const float, 3> values);
+
+  /// Forgets the outputs of an earlier block. Call before measuring rows of a block.
+  void begin() { outputs_formed_ = false; }
+
+  /// The metrics of one query head's row; NaN where the row is not in a metric's population.
+  struct Measured {
+    double missed_mass;
+    double kl;
+    double output_error;
+    double output_error_relative;
+    bool removed_all;  ///< had mass and lost all of it
+  };
+
+  /// Measures all query heads of one row; valid until the next call.
+  std::span<const Measured> measure(const Rows& rows, Index row);
+
+ private:
+  void form_outputs(const WeightBlock& block);
+  void measure_outputs(const Rows& rows, Index row, Index kv_head);
+
+  const SequenceInfo& info_;
+  View<const float, 3> values_;
+  bool outputs_formed_ = false;
+  std::vector<double> outputs_;  ///< [query_heads, rows, head_dim] full-cache outputs of the block
+  std::vector<Measured> measured_;
+  std::vector<Index> evicted_;
+  std::vector<Index> resident_;
+  std::vector<double> coefficients_;
+  std::vector<double> partial_;
+};
+
+}  // namespace hae

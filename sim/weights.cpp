@@ -1,0 +1,217 @@
+#include "sim/weights.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sim/row_kernels.hpp"
+
+namespace hae {
+
+LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, LayerPayload& payload, NanRule rule,
+                           std::string where)
+    : info_(info), layer_(layer), payload_(payload), rule_(rule), where_(std::move(where)), mask_(info, layer) {
+  if (info.payload == Payload::attention) {
+    return;
+  }
+  const View<const float, 3> keys = payload.keys();
+  packed_head_ = kernels::padded(info.tokens) * *info.head_dim;
+  packed_keys_.resize(static_cast<std::size_t>(info.kv_heads * packed_head_));
+  for (Index h = 0; h < info.kv_heads; ++h) {
+    kernels::pack_keys(keys[h].data(), info.tokens, *info.head_dim, packed_keys_.data() + h * packed_head_);
+  }
+}
+
+void LayerWeights::prompt(Range rows, WeightBlock& block) {
+  block.queries.assign(info_.prompt_rows.begin() + rows.begin, info_.prompt_rows.begin() + rows.end);
+  begin(block);
+  if (info_.payload == Payload::qkv) {
+    recompute({block.queries.front(), block.queries.back() + 1}, block);
+    return;
+  }
+  staging_.resize(static_cast<std::size_t>(info_.query_heads * rows.size() * info_.prompt));
+  const View<float, 3> stored{staging_.data(), {info_.query_heads, rows.size(), info_.prompt}};
+  payload_.read_prompt_attention(rows, stored);
+  for (Index h = 0; h < info_.query_heads; ++h) {
+    for (Index r = 0; r < rows.size(); ++r) {
+      float* row = block.weights.data() + (h * rows.size() + r) * block.stride;
+      std::copy_n(stored[h][r].data(), info_.prompt, row);
+      std::fill(row + info_.prompt, row + block.stride, 0.0f);
+      finish_row(block, h, r);
+    }
+  }
+}
+
+void LayerWeights::decode(Range steps, WeightBlock& block) {
+  block.queries.clear();
+  for (Index step = steps.begin; step < steps.end; ++step) {
+    block.queries.push_back(info_.prompt + step - 1);
+  }
+  begin(block);
+  if (info_.payload == Payload::qkv) {
+    recompute({block.queries.front(), block.queries.back() + 1}, block);
+    return;
+  }
+  for (Index r = 0; r < block.rows(); ++r) {
+    const Index keys = block.queries[static_cast<std::size_t>(r)] + 1;
+    staging_.resize(static_cast<std::size_t>(info_.query_heads * keys));
+    const View<float, 2> stored{staging_.data(), {info_.query_heads, keys}};
+    payload_.read_decode_attention(steps.begin + r, stored);
+    for (Index h = 0; h < info_.query_heads; ++h) {
+      float* row = block.weights.data() + (h * block.rows() + r) * block.stride;
+      std::copy_n(stored[h].data(), keys, row);
+      std::fill(row + keys, row + block.stride, 0.0f);
+      finish_row(block, h, r);
+    }
+  }
+}
+
+void LayerWeights::begin(WeightBlock& block) {
+  block.layer = layer_;
+  block.query_heads = info_.query_heads;
+  block.kv_heads = info_.kv_heads;
+  Index keys = 0;
+  block.visible.resize(block.queries.size());
+  for (std::size_t r = 0; r < block.queries.size(); ++r) {
+    mask_.visible(block.queries[r], block.visible[r]);
+    keys = std::max(keys, block.visible[r].back().end);
+  }
+  if (info_.payload == Payload::attention) {
+    keys = std::max(keys, info_.prompt);  // A stored prompt row holds P entries.
+  }
+  block.stride = kernels::padded(keys);
+  const Index heads_rows = info_.query_heads * block.rows();
+  block.weights.resize(static_cast<std::size_t>(heads_rows * block.stride));
+  block.sums.resize(static_cast<std::size_t>(heads_rows));
+}
+
+void LayerWeights::recompute(Range queries, WeightBlock& block) {
+  const Index head_dim = *info_.head_dim;
+  staging_.resize(static_cast<std::size_t>(info_.query_heads * queries.size() * head_dim));
+  const View<float, 3> q{staging_.data(), {info_.query_heads, queries.size(), head_dim}};
+  payload_.read_queries(queries, q);
+
+  Index first = block.stride;
+  Index keys = 0;
+  for (const std::vector<Range>& visible : block.visible) {
+    first = std::min(first, visible.front().begin / 32 * 32);
+    keys = std::max(keys, visible.back().end);
+  }
+  const float scale = static_cast<float>(info_.scale);
+  for (Index h = 0; h < info_.query_heads; ++h) {
+    float* rows = block.weights.data() + h * block.rows() * block.stride;
+    const float* packed = packed_keys_.data() + h / info_.group_heads() * packed_head_ + first * head_dim;
+    kernels::logits(q[h].data(), block.rows(), head_dim, packed, keys - first, head_dim, scale, rows + first,
+                    block.stride);
+    for (Index r = 0; r < block.rows(); ++r) {
+      softmax_numerators(rows + r * block.stride, block.visible[static_cast<std::size_t>(r)], h,
+                         block.queries[static_cast<std::size_t>(r)]);
+      finish_row(block, h, r);
+    }
+  }
+}
+
+void LayerWeights::softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query) {
+  float largest = -std::numeric_limits<float>::infinity();
+  bool finite = true;
+  for (const Range& range : visible) {
+    const kernels::Maximum part = kernels::maximum(row, range.begin, range.end);
+    largest = std::max(largest, part.value);
+    finite = finite && part.finite;
+  }
+  std::vector<Index> lowered;
+  if (!finite) {
+    largest = -std::numeric_limits<float>::infinity();
+    for (const Range& range : visible) {
+      for (Index j = range.begin; j < range.end; ++j) {
+        if (std::isfinite(row[j])) {
+          largest = std::max(largest, row[j]);
+          continue;
+        }
+        if (rule_ == NanRule::error) {
+          fail(head, query,
+               "the logit of key " + std::to_string(j) + " is " + std::to_string(row[j]) +
+                   ", expected a finite number; record again, or count such weights as 0 with --nan=lowest");
+        }
+        lowered.push_back(j);
+        row[j] = 0.0f;
+      }
+    }
+    if (!std::isfinite(largest)) {
+      largest = 0.0f;  // Every logit of the row was lowered: its weights become 0 below.
+    }
+    for (const Index j : lowered) {
+      row[j] = largest;
+    }
+  }
+  for (const Range& range : visible) {
+    kernels::exponentials(row, range.begin, range.end, largest);
+  }
+  for (const Index j : lowered) {
+    row[j] = 0.0f;
+  }
+  lowered_ += static_cast<Index>(lowered.size());
+}
+
+void LayerWeights::check_probabilities(float* row, Index stride, const std::vector<Range>& visible,
+                                       Index head, Index query) {
+  double sum = 0.0;
+  bool all_zero = true;
+  Index lowered = 0;
+  auto range = visible.begin();
+  for (Index j = 0; j < stride; ++j) {
+    while (range != visible.end() && j >= range->end) {
+      ++range;
+    }
+    const bool seen = range != visible.end() && j >= range->begin;
+    const auto expected = [&](const char* what) {
+      fail(head, query,
+           "the probability of key " + std::to_string(j) + " is " + std::to_string(row[j]) + ", expected " + what);
+    };
+    if (!std::isfinite(row[j])) {
+      if (rule_ == NanRule::error) {
+        expected("a finite number; record again, or count such weights as 0 with --nan=lowest");
+      }
+      row[j] = 0.0f;
+      ++lowered;
+    }
+    if (!seen && row[j] != 0.0f) {
+      expected("0: the mask forbids it");
+    }
+    if (row[j] < 0.0f) {
+      expected("0 or more");
+    }
+    all_zero = all_zero && row[j] == 0.0f;
+    sum += static_cast<double>(row[j]);
+  }
+  lowered_ += lowered;
+  if (lowered == 0 && !all_zero && !(std::abs(sum - 1.0) <= info_.row_sum_tolerance)) {
+    fail(head, query,
+         "the row sums to " + std::to_string(sum) + ", expected 1 ± " + std::to_string(info_.row_sum_tolerance));
+  }
+}
+
+void LayerWeights::finish_row(WeightBlock& block, Index head, Index row) {
+  float* weights = block.weights.data() + (head * block.rows() + row) * block.stride;
+  const std::vector<Range>& visible = block.visible[static_cast<std::size_t>(row)];
+  if (info_.payload == Payload::attention) {
+    check_probabilities(weights, block.stride, visible, head, block.queries[static_cast<std::size_t>(row)]);
+  } else {
+    Index begin = 0;
+    for (const Range& range : visible) {
+      std::fill(weights + begin, weights + range.begin, 0.0f);
+      begin = range.end;
+    }
+    std::fill(weights + begin, weights + block.stride, 0.0f);
+  }
+  const float sum = kernels::sum(weights, block.stride);
+  block.sums[static_cast<std::size_t>(head * block.rows() + row)] = sum;
+  masked_rows_ += sum == 0.0f ? 1 : 0;
+}
+
+void LayerWeights::fail(Index head, Index query, const std::string& message) const {
+  throw TraceError(where_ + ", layer " + std::to_string(layer_) + ", head " + std::to_string(head) + ", row " +
+                   std::to_string(query) + ": " + message);
+}
+
+}  // namespace hae

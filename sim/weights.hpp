@@ -1,0 +1,58 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/mask.hpp"
+#include "sim/rows.hpp"
+#include "sim/trace.hpp"
+
+namespace hae {
+
+/// What to do with a weight that is NaN or infinite.
+enum class NanRule {
+  error,   ///< TraceError that names the place
+  lowest,  ///< the weight counts as +0, and is counted
+};
+
+/// Forms the full-cache weights of one layer: recomputed from Q and K by the canonical arithmetic, or read.
+class LayerWeights {
+ public:
+  /// where: begins the message of a TraceError, e.g. `trace.h5: sequence 'board 3'`.
+  LayerWeights(const SequenceInfo& info, Index layer, LayerPayload& payload, NanRule rule, std::string where);
+
+  /// Stored prompt rows with indices `rows` into SequenceInfo::prompt_rows.
+  void prompt(Range rows, WeightBlock& block);
+
+  /// Rows of decode steps [steps.begin, steps.end), steps counted from 1.
+  void decode(Range steps, WeightBlock& block);
+
+  /// NaN and infinite weights that counted as +0 so far.
+  [[nodiscard]] Index lowered() const { return lowered_; }
+
+  /// Rows without any mass so far.
+  [[nodiscard]] Index masked_rows() const { return masked_rows_; }
+
+ private:
+  void begin(WeightBlock& block);
+  void recompute(Range queries, WeightBlock& block);
+  void finish_row(WeightBlock& block, Index head, Index row);
+  void softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query);
+  void check_probabilities(float* row, Index stride, const std::vector<Range>& visible, Index head,
+                           Index query);
+  [[noreturn]] void fail(Index head, Index query, const std::string& message) const;
+
+  const SequenceInfo& info_;
+  Index layer_;
+  LayerPayload& payload_;
+  NanRule rule_;
+  std::string where_;
+  Mask mask_;
+  std::vector<float> packed_keys_;  ///< [kv_heads, ceil(T / 32), head_dim, 32]
+  Index packed_head_ = 0;           ///< elements of one KV head in packed_keys_
+  std::vector<float> staging_;
+  Index lowered_ = 0;
+  Index masked_rows_ = 0;
+};
+
+}  // namespace hae

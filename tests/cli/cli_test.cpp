@@ -1,0 +1,225 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+// The program as a user runs it: exit codes, one line of error, files.
+
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class Cli : public ::testing::Test {
+ protected:
+  struct Outcome {
+    int code;
+    std::string out;
+    std::string err;
+  };
+
+  Cli() {
+    std::string pattern = (fs::temp_directory_path() / "hae-cli-XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~Cli() override { fs::remove_all(folder_); }
+
+  /// Runs `hae ARGUMENTS` by a shell in a folder of the test's own.
+  Outcome hae(const std::string& arguments, const std::string& environment = "") {
+    const std::string command = fmt::format("cd '{}' && {} '{}' {} >out 2>err </dev/null", folder_.string(), environment,
+                                            HAE_PROGRAM, arguments);
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), read(folder_ / "out"), read(folder_ / "err")};
+  }
+
+  void make_trace(const std::string& name, const std::string& more = "") {
+    const Outcome made = hae(fmt::format(
+        "synth --kind heavy-hitters --out {} --layers 2 --query-heads 4 --kv-heads 2 --head-dim 8 --prompt 40 --tokens 56 "
+        "--image-tokens 16 {}",
+        name, more));
+    ASSERT_EQ(made.code, 0) << made.err;
+  }
+
+  static void expect_one_line(const Outcome& outcome, int code) {
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_THAT(outcome.err, StartsWith("hae: "));
+    EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1) << outcome.err;
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Cli, SaysItsVersionAndBackends) {
+  const Outcome outcome = hae("--version");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("backends: reference"));
+}
+
+TEST_F(Cli, UsageErrorsExitWithTwoAndOneLine) {
+  make_trace("t.h5");
+  for (const char* arguments :
+       {"", "compare", "compare t.h5", "replay t.h5 --policy nobody", "replay t.h5 --policy hae:colour=red",
+        "replay t.h5 --policy hae:bin=0", "replay t.h5 --policy random", "replay t.h5 --policy greedy --sequence 9",
+        "replay t.h5 --policy hae:sinks=90", "compare t.h5 --policy full --policy full", "policies nobody",
+        "compare t.h5 --policy full --match sideways", "synth --kind marble --out x.h5", "frobnicate"}) {
+    SCOPED_TRACE(arguments);
+    expect_one_line(hae(arguments), 2);
+  }
+}
+
+TEST_F(Cli, BadInputFilesExitWithThreeAndOneLine) {
+  std::ofstream(folder_ / "text.h5") << "not a trace";
+  std::ofstream(folder_ / "empty.h5");
+  for (const char* arguments : {"info missing.h5", "info text.h5", "info empty.h5", "info .", "check text.h5",
+                                "replay text.h5 --policy full", "compare missing.h5 --policy full",
+                                "import text.h5 --from npz --out x.h5"}) {
+    SCOPED_TRACE(arguments);
+    expect_one_line(hae(arguments), 3);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "x.h5"));
+}
+
+TEST_F(Cli, ABackendThatIsNotBuiltInExitsWithFour) {
+  make_trace("t.h5");
+  const Outcome outcome = hae("replay t.h5 --policy full --backend cuda");
+  expect_one_line(outcome, 4);
+  EXPECT_THAT(outcome.err, HasSubstr("built without CUDA"));
+}
+
+TEST_F(Cli, AnUnknownWordRunsTheProgramOfThatName) {
+  std::ofstream(folder_ / "hae-greet") << "#!/bin/sh\necho \"$0 says $1\"\nexit 7\n";
+  fs::permissions(folder_ / "hae-greet", fs::perms::owner_all);
+  const Outcome outcome = hae("greet hello", fmt::format("PATH='{}':$PATH", folder_.string()));
+  EXPECT_EQ(outcome.code, 7);
+  EXPECT_THAT(outcome.out, HasSubstr("says hello"));
+}
+
+TEST_F(Cli, EventsAreJsonLinesAndTheSummaryNamesTheirHash) {
+  make_trace("t.h5");
+  const Outcome events = hae("replay t.h5 --policy hae:dap=none,budget=20,bin=4 --events");
+  ASSERT_EQ(events.code, 0) << events.err;
+  std::istringstream lines(events.out);
+  std::size_t count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    const auto event = nlohmann::json::parse(line);
+    EXPECT_EQ(event.size(), 8u);
+    EXPECT_EQ(event["lane"], -1);
+  }
+  EXPECT_GT(count, 0u);
+  ASSERT_EQ(hae("compare t.h5 --policy hae:dap=none,budget=20,bin=4 --json r.json").code, 0);
+  const auto result = nlohmann::json::parse(read(folder_ / "r.json"));
+  EXPECT_EQ(result["runs"][0]["evictions"], count);
+  std::ofstream(folder_ / "events") << events.out;
+  ASSERT_EQ(std::system(fmt::format("cd '{}' && sha256sum events > sum", folder_.string()).c_str()), 0);
+  EXPECT_THAT(read(folder_ / "sum"), StartsWith(result["runs"][0]["log_sha256"].get<std::string>()));
+}
+
+TEST_F(Cli, SeveralSequencesNumberTheirEventsAndCanBePicked) {
+  make_trace("t.h5", "--sequences 2");
+  const Outcome all = hae("replay t.h5 --policy greedy:budget=20 --events");
+  EXPECT_THAT(all.out, StartsWith("{\"sequence\":0,"));
+  EXPECT_THAT(all.out, HasSubstr("{\"sequence\":1,"));
+  const Outcome one = hae("replay t.h5 --policy greedy:budget=20 --events --sequence 1");
+  EXPECT_THAT(one.out, StartsWith("{\"step\":0,"));
+}
+
+TEST_F(Cli, CompareWritesTheStatedSchema) {
+  make_trace("t.h5", "--sequences 2");
+  const Outcome outcome = hae(
+      "compare t.h5 --policy hae:r=0.02,alpha=0.9 --policy greedy --policy h2o/layerwise --policy window --policy "
+      "random:seed=1 --policy full --match mean --json r.json --csv r.csv");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(read(folder_ / "r.json"));
+  EXPECT_EQ(result["schema"], "hae.compare/1");
+  for (const char* key : {"command", "version", "machine", "traces", "seed", "backend"}) {
+    EXPECT_TRUE(result["manifest"].contains(key)) << key;
+  }
+  ASSERT_EQ(result["runs"].size(), 12u);
+  ASSERT_EQ(result["summary"].size(), 6u);
+  for (const auto& run : result["runs"]) {
+    for (const char* key :
+         {"sequence", "policy", "options", "resolved", "backend", "tokens", "bytes", "decode", "prefill",
+          "missed_mass_total", "optimal", "regret", "top_now", "removed_all_rows", "masked_rows", "per_layer", "evictions",
+          "events", "moved", "pending_final", "log_sha256", "unequal", "warnings"}) {
+      EXPECT_TRUE(run.contains(key)) << key;
+    }
+    EXPECT_FALSE(run["unequal"].get<bool>());
+  }
+  EXPECT_EQ(std::ranges::count(read(folder_ / "r.csv"), '\n'), 13);
+  EXPECT_TRUE(result["runs"][0]["prefill"].is_object());
+  EXPECT_TRUE(result["runs"][5]["prefill"].is_null());
+}
+
+TEST_F(Cli, UnequalMemoryIsMarkedAndExitsWithOneUnlessAllowed) {
+  make_trace("t.h5");
+  const std::string command = "compare t.h5 --policy greedy:budget=20 --policy greedy:budget=30 --policy full --json r.json";
+  const Outcome outcome = hae(command);
+  expect_one_line(outcome, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("unequal"));
+  const auto result = nlohmann::json::parse(read(folder_ / "r.json"));  // written also when the answer is no
+  EXPECT_FALSE(result["runs"][0]["unequal"].get<bool>());
+  EXPECT_TRUE(result["runs"][1]["unequal"].get<bool>());
+  EXPECT_FALSE(result["runs"][2]["unequal"].get<bool>());  // full is exempt
+  EXPECT_EQ(hae(command + " --allow-unequal").code, 0);
+}
+
+TEST_F(Cli, TheSameCommandGivesTheSameFile) {
+  make_trace("t.h5");
+  const std::string command = "compare t.h5 --policy hae:dap=none,budget=20 --policy random:budget=20 --allow-unequal --json ";
+  ASSERT_EQ(hae(command + "r.json").code, 0);
+  const std::string first = read(folder_ / "r.json");
+  ASSERT_EQ(hae(command + "r.json").code, 0);
+  EXPECT_EQ(first, read(folder_ / "r.json"));
+}
+
+TEST_F(Cli, AnUnwritableResultIsAnErrorAndLeavesNothing) {
+  make_trace("t.h5");
+  expect_one_line(hae("compare t.h5 --policy full --json nowhere/r.json"), 2);
+  expect_one_line(hae("replay t.h5 --policy full --out nowhere/r.h5"), 2);
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr("partial")));
+  }
+}
+
+TEST_F(Cli, ImpossibleProtectionStopsBeforeAnythingIsWritten) {
+  make_trace("t.h5");
+  const Outcome outcome = hae("compare t.h5 --policy full --policy greedy:budget=4,sinks=4 --json r.json");
+  expect_one_line(outcome, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("layer 0: sinks + recent = 5 exceeds the budget of 4"));
+  EXPECT_FALSE(fs::exists(folder_ / "r.json"));
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(Cli, EverySubcommandsHelpHasAnExample) {
+  for (const char* command : {"info", "check", "synth", "import", "policies", "replay", "compare"}) {
+    const Outcome outcome = hae(std::string(command) + " --help");
+    EXPECT_EQ(outcome.code, 0);
+    EXPECT_THAT(outcome.out, HasSubstr(std::string("hae ") + command)) << command;
+  }
+}
+
+TEST_F(Cli, PoliciesShowOptionsSourceAndFidelity) {
+  EXPECT_THAT(hae("policies").out, HasSubstr("h2o/layerwise"));
+  const Outcome outcome = hae("policies hae");
+  for (const char* part : {"source", "fidelity", "arXiv 2602.02197", "max_evicted", "0.0015"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(part));
+  }
+}
+
+}  // namespace

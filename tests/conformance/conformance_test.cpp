@@ -1,0 +1,165 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+
+#include "reference/policies.hpp"
+#include "tests/support/memory_trace.hpp"
+
+// Every policy of the table on every trace below: a policy that is added to the table is tested before anyone writes a
+// test for it.
+
+namespace hae {
+namespace {
+
+using testing::attention_trace;
+using testing::MemoryTrace;
+using Rows = std::vector<std::vector<float>>;
+
+/// Causal rows in which key j weighs weight(i, j), normalised.
+template <typename Weight>
+Rows rows_of(Index tokens, const Weight& weight) {
+  Rows rows;
+  for (Index i = 0; i < tokens; ++i) {
+    std::vector<float> row;
+    double sum = 0.0;
+    for (Index j = 0; j <= i; ++j) {
+      sum += weight(i, j);
+    }
+    for (Index j = 0; j <= i; ++j) {
+      row.push_back(static_cast<float>(weight(i, j) / sum));
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+std::vector<Index> pictures(Index tokens, std::initializer_list<Range> ranges) {
+  std::vector<Index> image(static_cast<std::size_t>(tokens), -1);
+  Index id = 0;
+  for (const Range& range : ranges) {
+    std::fill(image.begin() + range.begin, image.begin() + range.end, id++);
+  }
+  return image;
+}
+
+/// Traces at the edges: sizes around a warp, ties only, no text, no picture, one token, no decode step, masked rows.
+std::map<std::string, MemoryTrace> traces() {
+  const auto uneven = [](Index i, Index j) { return 1.0 + std::fmod(static_cast<double>(i * 7 + j * j * 3), 11.0); };
+  const auto ties = [](Index, Index) { return 1.0; };
+  std::map<std::string, MemoryTrace> all;
+  for (const Index tokens : {31, 32, 33, 65}) {
+    const Rows rows = rows_of(tokens, uneven);
+    all["uneven " + std::to_string(tokens)] =
+        attention_trace({{rows, rows, rows, rows}, {rows, rows, rows, rows}}, 2, tokens - 9,
+                        pictures(tokens, {{2, 8}, {10, 14}}));
+  }
+  all["ties only"] = attention_trace({rows_of(24, ties), rows_of(24, ties)}, 16, pictures(24, {{0, 9}}));
+  all["no picture"] = attention_trace({rows_of(20, uneven)}, 10, pictures(20, {}));
+  all["no text"] = attention_trace({rows_of(12, uneven)}, 12, pictures(12, {{0, 12}}));
+  all["one token"] = attention_trace({rows_of(1, ties)}, 1, pictures(1, {}));
+  all["prompt only"] = attention_trace({rows_of(18, uneven)}, 18, pictures(18, {{3, 9}}));
+  all["prompt of one token"] = attention_trace({rows_of(14, uneven)}, 1, pictures(14, {}));
+  Rows masked = rows_of(16, uneven);
+  for (const std::size_t row : {2U, 5U, 12U}) {
+    std::ranges::fill(masked[row], 0.0f);
+  }
+  all["masked rows"] = attention_trace({masked, masked}, 9, pictures(16, {{1, 5}}));
+  return all;
+}
+
+/// Every policy by its bare name where that is enough, and with small and large budgets where it has one.
+std::vector<std::string> specs() {
+  std::vector<std::string> all;
+  for (const reference::PolicyInfo& info : reference::policies()) {
+    const std::string name(info.name);
+    const bool required = std::ranges::any_of(
+        info.options, [](const auto& option) { return option.key == "budget" && option.default_value == "-"; });
+    if (!required) {
+      all.push_back(name);
+    }
+    if (reference::make_policy(name)->budget_is_open()) {
+      for (const char* budget : {"5", "11", "1000"}) {
+        all.push_back(name + ":budget=" + budget);
+      }
+    }
+  }
+  for (const char* extra : {"hae:r=0.2,alpha=0.9,ddes=batch,bin=3,budget=6", "hae:r=0.2,alpha=0.9,effect=after,bin=2,budget=5",
+                            "hae:dap=mass,eps=0.3,lane=kv_head,budget=6,score=mean,scores=full"}) {
+    all.emplace_back(extra);
+  }
+  return all;
+}
+
+class Conformance : public ::testing::TestWithParam<std::string> {};
+
+bool same(std::span<const double> a, std::span<const double> b) {
+  return std::ranges::equal(a, b, [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
+
+void expect_equal(const RunResult& a, const RunResult& b, const std::string& what) {
+  EXPECT_EQ(a.log, b.log) << what;
+  for (const Metric metric : kMetrics) {
+    EXPECT_TRUE(same(a.decode.all(metric), b.decode.all(metric))) << what << ": " << name(metric);
+    EXPECT_TRUE(same(a.prefill.all(metric), b.prefill.all(metric))) << what << ": " << name(metric);
+  }
+}
+
+TEST_P(Conformance, ReplayingTwiceGivesTheSameLog) {
+  for (const auto& [name, trace] : traces()) {
+    expect_equal(testing::run(trace, GetParam()), testing::run(trace, GetParam()), name);
+  }
+}
+
+TEST_P(Conformance, TheSizeOfABlockChangesNothing) {
+  for (const auto& [name, trace] : traces()) {
+    const RunResult whole = testing::run(trace, GetParam());
+    for (const Index rows : {1, 2, 7, 64}) {
+      ReplayOptions options;
+      options.block_rows = rows;
+      expect_equal(testing::run(trace, GetParam(), options), whole, name + ", blocks of " + std::to_string(rows));
+    }
+  }
+}
+
+TEST_P(Conformance, OneSequenceAfterAnotherIsForgotten) {
+  // The same policy object over all traces, in both orders.
+  const std::vector<std::shared_ptr<const Policy>> policy = {reference::make_policy(GetParam())};
+  const std::map<std::string, MemoryTrace> all = traces();
+  const auto replay_one = [&](const MemoryTrace& trace) {
+    testing::MemorySequence sequence(trace);
+    return replay(sequence, policy, {}, "memory").front().log;
+  };
+  std::map<std::string, EvictionLog> forwards;
+  for (const auto& [name, trace] : all) {
+    forwards[name] = replay_one(trace);
+  }
+  for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
+    EXPECT_EQ(replay_one(entry->second), forwards[entry->first]) << entry->first;
+  }
+}
+
+TEST_P(Conformance, FiguresAreFinite) {
+  for (const auto& [name, trace] : traces()) {
+    const RunResult result = testing::run(trace, GetParam());
+    for (const Metric metric : kMetrics) {
+      for (const double value : result.decode.all(metric)) {
+        EXPECT_TRUE(std::isnan(value) || (std::isfinite(value) && value >= 0.0)) << name;
+      }
+    }
+    for (const double m : result.decode.all(Metric::missed_mass)) {
+      EXPECT_FALSE(m > 1.0) << name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, Conformance, ::testing::ValuesIn(specs()), [](const auto& parameter) {
+  std::string name = parameter.param;
+  std::ranges::replace_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace hae

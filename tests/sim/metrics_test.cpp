@@ -1,0 +1,113 @@
+#include "sim/metrics.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/support/memory_trace.hpp"
+
+namespace hae {
+namespace {
+
+using testing::attention_trace;
+using testing::run;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+TEST(Summary, UsesNearestRanks) {
+  // n = 20: p95 is the 19th smallest (⌈20 · 0.95⌉ = 19), p50 the 10th; NaN is in no population.
+  std::vector<double> values = {kNan};
+  for (int i = 20; i >= 1; --i) {
+    values.push_back(i);
+  }
+  const Summary summary = *summarise(values);
+  EXPECT_EQ(summary.mean, 10.5);
+  EXPECT_EQ(summary.max, 20.0);
+  EXPECT_EQ(summary.p50, 10.0);
+  EXPECT_EQ(summary.p95, 19.0);
+  EXPECT_FALSE(summarise(std::vector<double>{kNan}).has_value());
+}
+
+// Prompt {0, 1}, one decode step; greedy with budget 1 and no protection keeps the heavier token of the prompt.
+//   scores after the prompt: s0 = 1 + 0.75, s1 = 0.25, so token 1 goes.
+//   decode row (0.5, 0.25, 0.25): missed mass 0.25, a' = (2/3, -, 1/3).
+//   v0 = (1, 0), v1 = (0, 4), v2 = (0, 0): o = (0.5, 1), o' = (2/3, 0), o - o' = (-1/6, 1).
+TEST(Metrics, AreTheirDefinitionsByHand) {
+  testing::MemoryTrace trace = attention_trace({{{{1.0f}, {0.75f, 0.25f}, {0.5f, 0.25f, 0.25f}}}}, 2, {-1, -1, -1});
+  trace.info.head_dim = 2;
+  trace.info.has_values = true;
+  trace.values = {{1.0f, 0.0f, 0.0f, 4.0f, 0.0f, 0.0f}};
+  RunResult result = run(trace, "greedy:budget=1,recent=0");
+  EXPECT_EQ(testing::brief(result.log), "0/0/-1/1 1/0/-1/2");
+  EXPECT_EQ(result.decode.at(Metric::missed_mass, 0, 0, 0), 0.25);
+  EXPECT_EQ(result.decode.at(Metric::kl, 0, 0, 0), -std::log(0.75));
+  const double error = std::sqrt(1.0 / 36.0 + 1.0);
+  EXPECT_NEAR(result.decode.at(Metric::output_error, 0, 0, 0), error, 1e-7);  // a' is float32: 2^-24 relative
+  EXPECT_NEAR(result.decode.at(Metric::output_error_relative, 0, 0, 0), error / std::sqrt(1.25), 1e-7);
+}
+
+TEST(Metrics, CountTokensBytesEventsAndMoves) {
+  // P = 2, T = 4, greedy with budget 1: token 1 goes after the prompt (s0 = 1.75, s1 = 0.25), then 2 and 3 as they come.
+  // Residents at attention time: 2, 2. Head_dim 8, 2 bytes, one KV head: a token is 2 * 8 * 2 = 32 bytes.
+  // Moved: nothing above token 1, 2 or 3 when each goes.
+  const testing::MemoryTrace trace = attention_trace(
+      {{{{1.0f}, {0.75f, 0.25f}, {1.0f, 0.0f, 0.0f}, {1.0f, 0.0f, 0.0f, 0.0f}}}}, 2, {-1, -1, -1, -1});
+  const RunResult greedy = run(trace, "greedy:budget=1,recent=0");
+  EXPECT_EQ(testing::brief(greedy.log), "0/0/-1/1 1/0/-1/2 2/0/-1/3");
+  EXPECT_EQ(*count_tokens(trace.info, greedy).mean, 2.0);
+  EXPECT_EQ(*count_tokens(trace.info, greedy).peak, 2);
+  EXPECT_EQ(count_tokens(trace.info, greedy).final, 1.0);
+  const Bytes bytes = *count_bytes(trace.info, greedy);
+  EXPECT_EQ(*bytes.mean, 64.0);
+  EXPECT_EQ(*bytes.peak, 64);
+  EXPECT_EQ(bytes.final, 32);
+  EXPECT_EQ(bytes.prefill, 64);
+  EXPECT_EQ(count_events(greedy.log), 3);
+  EXPECT_EQ(greedy.moved, 0);
+
+  // A window without sinks and with two recent tokens evicts 0 when 2 comes and 1 when 3 comes: 2 tokens move each time.
+  const RunResult window = run(trace, "window:sinks=0,recent=2");
+  EXPECT_EQ(testing::brief(window.log), "1/0/-1/0 2/0/-1/1");
+  EXPECT_EQ(window.moved, 4);
+}
+
+TEST(Metrics, ARowThatLostAllItsMassIsCountedAndHasNoKl) {
+  // The decode row looks at token 1 only, which greedy evicted after the prompt.
+  const testing::MemoryTrace trace =
+      attention_trace({{{{1.0f}, {0.75f, 0.25f}, {0.0f, 1.0f, 0.0f}}}}, 2, {-1, -1, -1});
+  RunResult result = run(trace, "greedy:budget=1,recent=0");
+  EXPECT_EQ(result.removed_all_rows, 1);
+  EXPECT_EQ(result.decode.at(Metric::missed_mass, 0, 0, 0), 1.0);
+  EXPECT_TRUE(std::isnan(result.decode.at(Metric::kl, 0, 0, 0)));
+}
+
+TEST(Metrics, AMaskedRowIsInNoAggregateAndCounted) {
+  const testing::MemoryTrace trace = attention_trace({{{{1.0f}, {0.0f, 0.0f}, {0.0f, 0.0f, 0.0f}}}}, 2, {-1, -1, -1});
+  RunResult result = run(trace, "greedy:budget=1,recent=0");
+  EXPECT_EQ(result.masked_rows, 2);
+  EXPECT_FALSE(summarise(result.decode.all(Metric::missed_mass)).has_value());
+}
+
+TEST(Fairness, ComparesIntegerTotalsAgainstOnePercentAndOneTokenALane) {
+  SequenceInfo info;
+  info.layers = 1;
+  info.kv_heads = 1;
+  info.tokens = 1010;
+  info.prompt = 1000;
+  const auto with_total = [](Index total) {
+    RunResult run;
+    run.attention_tokens = {total};
+    return run;
+  };
+  // First: 10,000 token-steps over 10 steps. One percent is 100, one token a lane is 10.
+  EXPECT_FALSE(unequal_bytes(info, with_total(10'000), with_total(10'100)));
+  EXPECT_TRUE(unequal_bytes(info, with_total(10'000), with_total(10'101)));
+  EXPECT_TRUE(unequal_bytes(info, with_total(10'000), with_total(9'899)));
+  // First: 500. One percent is 5, one token a lane is 10.
+  EXPECT_FALSE(unequal_bytes(info, with_total(500), with_total(510)));
+  EXPECT_TRUE(unequal_bytes(info, with_total(500), with_total(511)));
+}
+
+}  // namespace
+}  // namespace hae

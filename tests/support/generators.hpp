@@ -1,0 +1,39 @@
+#pragma once
+
+#include <rapidcheck.h>
+
+#include <ostream>
+#include <string>
+
+#include "tests/support/memory_trace.hpp"
+
+namespace hae::testing {
+
+/// What a generated attention row looks like.
+enum class RowKind { spread, one_hot, uniform, ties, with_zeros, subnormal, masked };
+
+/// Bounds of generated traces.
+struct TraceBounds {
+  Index least_tokens = 1;
+  Index most_tokens = 40;
+  Index most_layers = 3;
+  bool allow_masked = true;
+  bool allow_decode_less = true;
+  bool prunable = false;  ///< the prompt ends in text and has a picture before it
+  bool dyadic = false;  ///< weights are multiples of 1/64 that sum to 1 exactly, so sums over heads are exact
+};
+
+/// An attention trace: causal rows of every RowKind, grouped-query heads, pictures anywhere, V. Shrinks toward fewer
+/// tokens, layers and heads, then simpler rows.
+rc::Gen<MemoryTrace> attention_traces(const TraceBounds& bounds = {});
+
+/// A qkv trace of unit-scale numbers with a few outliers, grouped-query heads, pictures, windows.
+rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds = {});
+
+/// A spec that is possible for a sequence: any policy of the table, any option.
+rc::Gen<std::string> policy_specs(const SequenceInfo& info);
+
+/// The shape and, where it is small, the rows: what a failing property prints.
+std::ostream& operator<<(std::ostream& out, const MemoryTrace& trace);
+
+}  // namespace hae::testing

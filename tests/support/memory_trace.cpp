@@ -1,0 +1,145 @@
+#include "tests/support/memory_trace.hpp"
+
+#include <algorithm>
+
+#include "reference/policies.hpp"
+
+namespace hae::testing {
+namespace {
+
+class MemoryLayer final : public LayerPayload {
+ public:
+  MemoryLayer(const MemoryTrace& trace, std::size_t layer) : trace_(trace), layer_(layer) {}
+
+  View<const float, 3> keys() override { return view(trace_.keys); }
+  View<const float, 3> values() override { return trace_.values.empty() ? View<const float, 3>{} : view(trace_.values); }
+
+  void read_queries(Range rows, View<float, 3> out) override {
+    const SequenceInfo& info = trace_.info;
+    for (Index h = 0; h < info.query_heads; ++h) {
+      const float* head = trace_.queries[layer_].data() + h * info.tokens * *info.head_dim;
+      std::copy(head + rows.begin * *info.head_dim, head + rows.end * *info.head_dim, out[h].data());
+    }
+  }
+
+  void read_prompt_attention(Range rows, View<float, 3> out) override {
+    for (Index h = 0; h < trace_.info.query_heads; ++h) {
+      for (Index r = 0; r < rows.size(); ++r) {
+        const Index query = trace_.info.prompt_rows[static_cast<std::size_t>(rows.begin + r)];
+        std::copy_n(row(h, query), trace_.info.prompt, out[h][r].data());
+      }
+    }
+  }
+
+  void read_decode_attention(Index step, View<float, 2> out) override {
+    const Index query = trace_.info.prompt + step - 1;
+    for (Index h = 0; h < trace_.info.query_heads; ++h) {
+      std::copy_n(row(h, query), query + 1, out[h].data());
+    }
+  }
+
+ private:
+  [[nodiscard]] View<const float, 3> view(const std::vector<std::vector<float>>& array) const {
+    const SequenceInfo& info = trace_.info;
+    return {array[layer_].data(), {info.kv_heads, info.tokens, *info.head_dim}};
+  }
+
+  [[nodiscard]] const float* row(Index head, Index query) const {
+    return trace_.attention[layer_].data() + (head * trace_.info.tokens + query) * trace_.info.tokens;
+  }
+
+  const MemoryTrace& trace_;
+  std::size_t layer_;
+};
+
+}  // namespace
+
+std::unique_ptr<LayerPayload> MemorySequence::layer(Index layer) {
+  return std::make_unique<MemoryLayer>(trace_, static_cast<std::size_t>(layer));
+}
+
+MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers, Index kv_heads,
+                            Index prompt, const std::vector<Index>& image) {
+  MemoryTrace trace;
+  SequenceInfo& info = trace.info;
+  info.name = "by hand";
+  info.group = "by hand";
+  info.payload = Payload::attention;
+  info.layers = static_cast<Index>(layers.size());
+  info.query_heads = static_cast<Index>(layers.front().size());
+  info.kv_heads = kv_heads;
+  info.tokens = static_cast<Index>(image.size());
+  info.prompt = prompt;
+  info.generated = info.steps() + 1;
+  info.head_dim = 8;
+  info.element_bytes = 2;
+  info.image = image;
+  info.masks.resize(layers.size());
+  for (Index row = 0; row < prompt; ++row) {
+    info.prompt_rows.push_back(row);
+  }
+  const auto tokens = static_cast<std::size_t>(info.tokens);
+  for (const auto& heads : layers) {
+    std::vector<float>& matrix = trace.attention.emplace_back(heads.size() * tokens * tokens, 0.0f);
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      for (std::size_t i = 0; i < heads[h].size(); ++i) {
+        std::ranges::copy(heads[h][i], matrix.begin() + static_cast<std::ptrdiff_t>((h * tokens + i) * tokens));
+      }
+    }
+  }
+  check_info(info, "by hand");
+  return trace;
+}
+
+MemoryTrace attention_trace(const std::vector<std::vector<std::vector<float>>>& layers, Index prompt,
+                            const std::vector<Index>& image) {
+  std::vector<std::vector<std::vector<std::vector<float>>>> with_heads;
+  for (const auto& layer : layers) {
+    with_heads.push_back({layer});
+  }
+  return attention_trace(with_heads, 1, prompt, image);
+}
+
+std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::string>& specs,
+                               const ReplayOptions& options) {
+  std::vector<std::shared_ptr<const Policy>> policies;
+  for (const std::string& spec : specs) {
+    policies.push_back(reference::make_policy(spec));
+  }
+  MemorySequence sequence(trace);
+  return replay(sequence, policies, options, "memory");
+}
+
+RunResult run(const MemoryTrace& trace, const std::string& spec, const ReplayOptions& options) {
+  return run_all(trace, {spec}, options).front();
+}
+
+std::string brief(const EvictionLog& log) {
+  std::string text;
+  for (const LogEntry& entry : log.entries) {
+    text += (text.empty() ? "" : " ") + std::to_string(entry.step) + "/" + std::to_string(entry.layer) + "/" +
+            std::to_string(entry.lane) + "/" + std::to_string(entry.token) + (entry.within ? "w" : "") +
+            (entry.pending_since ? "@" + std::to_string(*entry.pending_since) : "");
+  }
+  return text;
+}
+
+std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer, Index lane) {
+  const Index logged = run.lanes == LaneKind::layer ? kLayerLane : lane;
+  std::vector<std::vector<Index>> after;
+  for (Index step = 0; step <= trace.info.steps(); ++step) {
+    std::vector<Index> kept;
+    for (Index token = 0; token < trace.info.prompt + step; ++token) {
+      const bool gone = std::ranges::any_of(run.log.entries, [&](const LogEntry& e) {
+        return e.layer == layer && e.lane == logged && e.token == token && e.step <= step;
+      });
+      if (!gone) {
+        kept.push_back(token);
+      }
+    }
+    after.push_back(kept);
+  }
+  return after;
+}
+
+}  // namespace hae::testing

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sim/replay.hpp"
+#include "sim/trace.hpp"
+
+namespace hae::testing {
+
+/// A sequence in memory. Fill `info` and the payload's arrays, or use one of the makers below.
+struct MemoryTrace {
+  SequenceInfo info;
+  std::vector<std::vector<float>> queries;    ///< [layers][query_heads, T, head_dim]
+  std::vector<std::vector<float>> keys;       ///< [layers][kv_heads, T, head_dim]
+  std::vector<std::vector<float>> values;     ///< [layers][kv_heads, T, head_dim], or empty
+  std::vector<std::vector<float>> attention;  ///< [layers][query_heads, T, T]: row i, key j
+};
+
+/// The trace as the engine reads it.
+class MemorySequence final : public Sequence {
+ public:
+  explicit MemorySequence(const MemoryTrace& trace) : trace_(trace) {}
+  [[nodiscard]] const SequenceInfo& info() const override { return trace_.info; }
+  [[nodiscard]] std::unique_ptr<LayerPayload> layer(Index layer) override;
+
+ private:
+  const MemoryTrace& trace_;
+};
+
+/// An attention trace of one head and one layer per given matrix: `rows[layer][i]` lists row i's probabilities, shorter
+/// rows end in zeros. image[j] is -1 for text.
+MemoryTrace attention_trace(const std::vector<std::vector<std::vector<float>>>& layers, Index prompt,
+                            const std::vector<Index>& image);
+
+/// The same for several heads: `heads[layer][head][i]`.
+MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers, Index kv_heads,
+                            Index prompt, const std::vector<Index>& image);
+
+/// Replays one policy spec over a trace.
+RunResult run(const MemoryTrace& trace, const std::string& spec, const ReplayOptions& options = {});
+
+/// Replays several.
+std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::string>& specs,
+                               const ReplayOptions& options = {});
+
+/// The log as `step/layer/lane/token`, with `w` for evictions within and `@s` for the step of marking.
+std::string brief(const EvictionLog& log);
+
+/// Residents of a lane of a layer after each moment: index 0 is after the prefill, s after step s.
+std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer, Index lane);
+
+}  // namespace hae::testing

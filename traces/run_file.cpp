@@ -1,0 +1,252 @@
+#include "traces/run_file.hpp"
+
+#include <array>
+#include <functional>
+#include <optional>
+
+#include "traces/hdf5_output.hpp"
+#include "traces/layout.hpp"
+#include "traces/message.hpp"
+
+namespace hae::traces {
+namespace {
+
+using hdf5::Axis;
+using hdf5::Content;
+using hdf5::Dataset;
+using hdf5::Group;
+using hdf5::Guard;
+using hdf5::Handle;
+using hdf5::OutputFile;
+using hdf5::write_attribute;
+
+constexpr Index kRunVersion = 1;
+
+/// How a column says "none": no step, layer or token is negative.
+constexpr Index kNone = -1;
+
+const char* name_of(LaneKind lanes) {
+  return lanes == LaneKind::layer ? "layer" : "kv_head";
+}
+
+// ---- writing
+
+template <typename Entries, typename Field>
+void write_column(const OutputFile& file, hid_t group, const char* name, const Entries& entries,
+                  Field field) {
+  std::vector<Index> column;
+  column.reserve(entries.size());
+  for (const auto& entry : entries) {
+    column.push_back(field(entry));
+  }
+  file.write_integers(group, name, column);
+}
+
+void write_log(const OutputFile& file, hid_t run, const std::vector<LogEntry>& entries) {
+  const Handle group = file.create_group(run, "log");
+  const auto write = [&](const char* name, auto field) {
+    write_column(file, group.get(), name, entries, field);
+  };
+  write("step", [](const LogEntry& entry) { return entry.step; });
+  write("layer", [](const LogEntry& entry) { return entry.layer; });
+  write("lane", [](const LogEntry& entry) { return entry.lane; });
+  write("token", [](const LogEntry& entry) { return entry.token; });
+  write("within", [](const LogEntry& entry) { return Index{entry.within}; });
+  write("has_score", [](const LogEntry& entry) { return Index{entry.score.has_value()}; });
+  write("pending_since", [](const LogEntry& entry) { return entry.pending_since.value_or(kNone); });
+  write("into", [](const LogEntry& entry) { return entry.into.value_or(kNone); });
+  std::vector<double> scores;
+  for (const LogEntry& entry : entries) {
+    scores.push_back(entry.score.value_or(0));
+  }
+  file.write_reals(group.get(), "score", scores);
+}
+
+void write_pending(const OutputFile& file, hid_t run, const std::vector<PendingEntry>& entries) {
+  const Handle group = file.create_group(run, "pending");
+  const auto write = [&](const char* name, auto field) {
+    write_column(file, group.get(), name, entries, field);
+  };
+  write("layer", [](const PendingEntry& entry) { return entry.layer; });
+  write("lane", [](const PendingEntry& entry) { return entry.lane; });
+  write("token", [](const PendingEntry& entry) { return entry.token; });
+  write("since", [](const PendingEntry& entry) { return entry.since; });
+}
+
+void write_run(const OutputFile& file, hid_t runs, Index index, const StoredRun& run) {
+  const Handle group = file.create_group(runs, six_digits(index));
+  write_attribute(group.get(), "sequence_index", run.sequence_index);
+  write_attribute(group.get(), "sequence", run.sequence);
+  write_attribute(group.get(), "policy", run.policy);
+  write_attribute(group.get(), "lanes", std::string(name_of(run.lanes)));
+  std::vector<std::string> keys;
+  std::vector<std::string> values;
+  for (const auto& [key, value] : run.options) {
+    keys.push_back(key);
+    values.push_back(value);
+  }
+  file.write_strings(group.get(), "option_key", keys);
+  file.write_strings(group.get(), "option_value", values);
+  write_log(file, group.get(), run.log.entries);
+  write_pending(file, group.get(), run.log.pending);
+}
+
+// ---- reading
+
+/// The columns of one table, all of one length.
+class Table {
+ public:
+  explicit Table(Group group) : group_(std::move(group)) {
+    // The first column says how long the others must be.
+    const Dataset layer = group_.dataset("layer", Content::integers);
+    layer.expect_shape(std::array<Axis, 1>{{{"entries", std::nullopt}}});
+    rows_ = layer.shape()[0];
+  }
+
+  [[nodiscard]] std::size_t rows() const { return static_cast<std::size_t>(rows_); }
+
+  [[nodiscard]] std::vector<Index> integers(const char* name, Index least, Index most = INT64_MAX) const {
+    const Dataset dataset = column(name, Content::integers);
+    std::vector<Index> values = dataset.read_integers();
+    for (std::size_t row = 0; row < values.size(); ++row) {
+      if (values[row] < least || values[row] > most) {
+        refuse(dataset.where(), "[", row, "]: found ", values[row], ", expected at least ", least,
+               most < INT64_MAX ? message(" and at most ", most) : "", "; write the run again");
+      }
+    }
+    return values;
+  }
+
+  [[nodiscard]] std::vector<double> reals(const char* name) const {
+    return column(name, Content::reals).read_reals();
+  }
+
+ private:
+  [[nodiscard]] Dataset column(const char* name, Content content) const {
+    Dataset dataset = group_.dataset(name, content);
+    dataset.expect_shape(std::array<Axis, 1>{{{"entries", rows_}}});
+    return dataset;
+  }
+
+  Group group_;
+  Index rows_ = 0;
+};
+
+std::optional<Index> unless_none(Index value) {
+  return value == kNone ? std::nullopt : std::optional(value);
+}
+
+std::vector<LogEntry> read_log(const Table& table) {
+  const std::vector<Index> step = table.integers("step", 0);
+  const std::vector<Index> layer = table.integers("layer", 0);
+  const std::vector<Index> lane = table.integers("lane", kLayerLane);
+  const std::vector<Index> token = table.integers("token", 0);
+  const std::vector<Index> within = table.integers("within", 0, 1);
+  const std::vector<Index> has_score = table.integers("has_score", 0, 1);
+  const std::vector<Index> pending_since = table.integers("pending_since", kNone);
+  const std::vector<Index> into = table.integers("into", kNone);
+  const std::vector<double> score = table.reals("score");
+  std::vector<LogEntry> entries(table.rows());
+  for (std::size_t row = 0; row < entries.size(); ++row) {
+    entries[row].step = step[row];
+    entries[row].layer = layer[row];
+    entries[row].lane = lane[row];
+    entries[row].token = token[row];
+    entries[row].within = within[row] == 1;
+    entries[row].score = has_score[row] == 1 ? std::optional(score[row]) : std::nullopt;
+    entries[row].pending_since = unless_none(pending_since[row]);
+    entries[row].into = unless_none(into[row]);
+  }
+  return entries;
+}
+
+std::vector<PendingEntry> read_pending(const Table& table) {
+  const std::vector<Index> layer = table.integers("layer", 0);
+  const std::vector<Index> lane = table.integers("lane", kLayerLane);
+  const std::vector<Index> token = table.integers("token", 0);
+  const std::vector<Index> since = table.integers("since", 0);
+  std::vector<PendingEntry> entries;
+  for (std::size_t row = 0; row < table.rows(); ++row) {
+    entries.push_back({layer[row], lane[row], token[row], since[row]});
+  }
+  return entries;
+}
+
+std::vector<std::pair<std::string, std::string>> read_options(const Group& group) {
+  const Dataset keys = group.dataset("option_key", Content::strings);
+  keys.expect_shape(std::array<Axis, 1>{{{"options", std::nullopt}}});
+  const Dataset values = group.dataset("option_value", Content::strings);
+  values.expect_shape(std::array<Axis, 1>{{{"options", keys.shape()[0]}}});
+  const std::vector<std::string> key = keys.read_strings();
+  const std::vector<std::string> value = values.read_strings();
+  std::vector<std::pair<std::string, std::string>> options;
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    options.emplace_back(key[i], value[i]);
+  }
+  return options;
+}
+
+StoredRun read_run(const Group& group) {
+  StoredRun run;
+  run.sequence_index = group.integer("sequence_index");
+  run.sequence = group.string("sequence");
+  run.policy = group.string("policy");
+  const std::string lanes = group.string("lanes");
+  if (run.sequence_index < 0 || (lanes != "layer" && lanes != "kv_head")) {
+    refuse(group.where(), ": sequence_index is ", run.sequence_index, " and lanes is ", in_quotes(lanes),
+           ", expected 0 or more, and 'layer' or 'kv_head'; write the run again");
+  }
+  run.lanes = lanes == "layer" ? LaneKind::layer : LaneKind::kv_head;
+  run.options = read_options(group);
+  run.log.entries = read_log(Table(group.group("log")));
+  run.log.pending = read_pending(Table(group.group("pending")));
+  return run;
+}
+
+void check_root(const Group& root, const std::string& file) {
+  if (!root.has_attribute("format") || root.string("format") != "hae-run") {
+    refuse(file,
+           ": not a run file (root attribute 'format' is not 'hae-run'); `hae replay --out` writes one");
+  }
+  if (root.integer("version") != kRunVersion) {
+    refuse(file, ": run format version ", root.integer("version"), ", expected ", kRunVersion,
+           "; read it with the hae that wrote it");
+  }
+  if (!root.has_attribute("complete") || root.integer("complete") != 1) {
+    refuse(file,
+           ": unfinished (root attribute 'complete' is not 1): its writer was stopped; write the run again");
+  }
+}
+
+}  // namespace
+
+void write_runs(const std::filesystem::path& path, const StoredRuns& stored) {
+  HAE_EXPECTS(static_cast<Index>(stored.runs.size()) <= kMostNumbered);
+  const Guard guard;
+  OutputFile file(path, "hae-run", kRunVersion);
+  write_attribute(file.root().get(), "trace", stored.trace);
+  write_attribute(file.root().get(), "trace_sha256", stored.trace_sha256);
+  {
+    const Handle runs = file.create_group(file.root().get(), "runs");
+    for (std::size_t index = 0; index < stored.runs.size(); ++index) {
+      write_run(file, runs.get(), static_cast<Index>(index), stored.runs[index]);
+    }
+  }
+  file.finish();
+}
+
+StoredRuns read_runs(const std::filesystem::path& path) {
+  const hdf5::File file(path, true, false);
+  const Group root = file.root();
+  check_root(root, file.name());
+  StoredRuns stored;
+  stored.trace = root.string("trace");
+  stored.trace_sha256 = root.string("trace_sha256");
+  const Group runs = root.group("runs");
+  for (Index index = 0; index < runs.members(); ++index) {
+    stored.runs.push_back(read_run(runs.group(six_digits(index))));
+  }
+  return stored;
+}
+
+}  // namespace hae::traces
