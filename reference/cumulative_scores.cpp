@@ -34,7 +34,8 @@ double CumulativeScores::score(Index lane, Index token) const {
   return sum / static_cast<double>(exposures_[static_cast<std::size_t>(token)]);
 }
 
-std::vector<Scored> CumulativeScores::lowest(Index lane, const std::vector<Index>& tokens, Index count) const {
+std::vector<Scored> CumulativeScores::lowest(Index lane, const std::vector<Index>& tokens,
+                                             Index count) const {
   std::vector<Scored> scored;
   scored.reserve(tokens.size());
   for (const Index token : tokens) {

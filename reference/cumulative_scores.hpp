@@ -11,14 +11,15 @@ namespace hae::reference {
 struct ScoreOptions {
   Reduction reduction;
 
-  /// sum: what a token received from all rows (the paper). mean: per observed row that could see it, because a sum
-  /// favours old tokens, which more rows could see.
+  /// sum: what a token received from all rows (the paper). mean: per observed row that could see it, because
+  /// a sum favours old tokens, which more rows could see.
   enum class Over { sum, mean } over = Over::sum;
 };
 
 /// Cumulative attention of every token of one layer.
 ///
-///   s[lane, j] = Σ_i row_value[lane, i, j]                 HAE Eq. (5), arXiv 2602.02197; prefill rows: its β
+///   s[lane, j] = Σ_i row_value[lane, i, j]                 HAE Eq. (5), arXiv 2602.02197; prefill rows: its
+///   β
 ///
 /// order   rows ascending, in double (the order inside a row value: sim/rows.hpp)
 class CumulativeScores {

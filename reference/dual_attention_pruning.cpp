@@ -4,7 +4,8 @@
 
 namespace hae::reference {
 
-DualAttentionPruning::DualAttentionPruning(const SequenceInfo& info, const PruningOptions& options, Index sinks)
+DualAttentionPruning::DualAttentionPruning(const SequenceInfo& info, const PruningOptions& options,
+                                           Index sinks)
     : info_(info),
       options_(options),
       sinks_(sinks),
@@ -18,7 +19,8 @@ void DualAttentionPruning::observe(const Rows& rows) {
       continue;
     }
     ++text_rows_;
-    const std::span<const double> a = rows.values({LaneKind::layer, options_.heads, Attention::observed}, 0, r);
+    const std::span<const double> a =
+        rows.values({LaneKind::layer, options_.heads, Attention::observed}, 0, r);
     for (const Range& range : rows.visible(r)) {
       for (auto j = static_cast<std::size_t>(range.begin); j < static_cast<std::size_t>(range.end); ++j) {
         sums_[j] += a[j];
@@ -98,43 +100,50 @@ std::vector<Scored> DualAttentionPruning::within_mass(const std::vector<Index>& 
   return order;
 }
 
-Decision DualAttentionPruning::decide(Index layer) const {
-  Decision decision;
-  decision.effect = options_.effect;
-  const std::string where = "dap, layer " + std::to_string(layer) + ": ";
-  const std::vector<Index> tokens = candidates();
-  Index visual = 0;
-  for (Index j = 0; j < info_.prompt; ++j) {
-    visual += info_.is_visual(j) ? 1 : 0;
-  }
-  const Index unseen = visual - static_cast<Index>(tokens.size());
-  if (visual == 0) {
-    decision.warnings.push_back(where + "visual tokens: 0, nothing to prune");
-  } else if (text_rows_ == 0) {
-    decision.warnings.push_back(where + "no text queries in the prompt, all " + std::to_string(visual) +
-                                " visual tokens kept");
-  } else if (unseen > 0) {
-    decision.warnings.push_back(where + std::to_string(unseen) + " of " + std::to_string(visual) +
-                                " visual tokens are seen by no text row and kept");
-  }
-
+std::vector<Scored> DualAttentionPruning::choose(const std::vector<Index>& tokens) const {
   std::vector<Scored> evicted;
   for (const auto& [scope, members] : scopes(tokens)) {
-    const std::vector<Scored> chosen = options_.rule == PruningOptions::Rule::threshold
-                                           ? below_thresholds(members)
-                                           : within_mass(members);
-    if (options_.rule == PruningOptions::Rule::mass && mass(members) == 0.0) {
-      decision.warnings.push_back(where + "text pays no attention to the visual tokens, none pruned");
-    }
+    const std::vector<Scored> chosen =
+        options_.rule == PruningOptions::Rule::threshold ? below_thresholds(members) : within_mass(members);
     evicted.insert(evicted.end(), chosen.begin(), chosen.end());
   }
   if (options_.max_evicted && static_cast<Index>(evicted.size()) > *options_.max_evicted) {
     evicted = select_lowest(std::move(evicted), *options_.max_evicted);
   }
-  if (!tokens.empty() && evicted.size() == tokens.size()) {
-    decision.warnings.push_back(where + "all " + std::to_string(tokens.size()) + " candidates evicted");
-  }
+  return evicted;
+}
 
+std::vector<std::string> DualAttentionPruning::warnings(Index layer, const std::vector<Index>& tokens,
+                                                        const std::vector<Scored>& evicted) const {
+  const std::string where = "dap, layer " + std::to_string(layer) + ": ";
+  const auto count = [](auto n) { return std::to_string(n); };
+  const Index visual = std::count_if(info_.image.begin(), info_.image.begin() + info_.prompt,
+                                     [](Index image) { return image >= 0; });
+  const Index unseen = visual - static_cast<Index>(tokens.size());
+  std::vector<std::string> warnings;
+  if (visual == 0) {
+    warnings.push_back(where + "visual tokens: 0, nothing to prune");
+  } else if (text_rows_ == 0) {
+    warnings.push_back(where + "no text queries in the prompt, all " + count(visual) + " visual tokens kept");
+  } else if (unseen > 0) {
+    warnings.push_back(where + count(unseen) + " of " + count(visual) +
+                       " visual tokens are seen by no text row and kept");
+  }
+  if (!tokens.empty() && mass(tokens) == 0.0) {
+    warnings.push_back(where + "text pays no attention to the visual tokens, none pruned");
+  }
+  if (!tokens.empty() && evicted.size() == tokens.size()) {
+    warnings.push_back(where + "all " + count(tokens.size()) + " candidates evicted");
+  }
+  return warnings;
+}
+
+Decision DualAttentionPruning::decide(Index layer) const {
+  const std::vector<Index> tokens = candidates();
+  const std::vector<Scored> evicted = choose(tokens);
+  Decision decision;
+  decision.effect = options_.effect;
+  decision.warnings = warnings(layer, tokens, evicted);
   const bool all_layers = options_.broadcast == PruningOptions::Broadcast::all;
   for (Index target = all_layers ? 0 : layer; target < (all_layers ? info_.layers : layer + 1); ++target) {
     for (const Scored& token : evicted) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "reference/selection.hpp"
@@ -12,9 +13,10 @@ namespace hae::reference {
 /// Options of DAP (hae policies hae).
 struct PruningOptions {
   enum class Rule { threshold, mass } rule = Rule::threshold;
-  double r = 0;                   ///< threshold: share of A_V below which a token is globally unimportant
-  std::optional<double> alpha;    ///< largest single-row attention of a token that may go; always set with threshold
-  double eps = 0;                 ///< mass: share of A_V that may be lost
+  double r = 0;  ///< threshold: share of A_V below which a token is globally unimportant
+  std::optional<double>
+      alpha;       ///< largest single-row attention of a token that may go; always set with threshold
+  double eps = 0;  ///< mass: share of A_V that may be lost
   HeadReduction heads = HeadReduction::mean;
   enum class Scope { sequence, image } scope = Scope::sequence;
   std::optional<Index> max_evicted;
@@ -24,13 +26,14 @@ struct PruningOptions {
 
 /// Dual-Attention Pruning in the prefill, HAE Eq. (1)-(3), arXiv 2602.02197.
 ///
-/// Over prompt text rows i and the candidates V, visual prompt tokens that at least one of those rows can see:
+/// Over prompt text rows i and the candidates V, visual prompt tokens that at least one of those rows can
+/// see:
 ///
 ///   a_ij = mean over query heads of the layer      A_j = Σ_i a_ij      A_V = Σ_{j in V} A_j
 ///   evict j  iff  A_j < r A_V  and  max_i a_ij < alpha                 (both strict)
 ///
-/// The choice is broadcast to all layers and lanes. State of one layer's rows; order: heads ascending, then rows
-/// ascending, then tokens ascending, in double.
+/// The choice is broadcast to all layers and lanes. State of one layer's rows; order: heads ascending, then
+/// rows ascending, then tokens ascending, in double.
 class DualAttentionPruning {
  public:
   /// sinks: positions that count in V and A_V but are never evicted.
@@ -49,6 +52,9 @@ class DualAttentionPruning {
 
  private:
   [[nodiscard]] std::vector<Index> candidates() const;
+  [[nodiscard]] std::vector<Scored> choose(const std::vector<Index>& candidates) const;
+  [[nodiscard]] std::vector<std::string> warnings(Index layer, const std::vector<Index>& candidates,
+                                                  const std::vector<Scored>& evicted) const;
   [[nodiscard]] std::vector<Scored> below_thresholds(const std::vector<Index>& candidates) const;
   [[nodiscard]] std::vector<Scored> within_mass(const std::vector<Index>& candidates) const;
   [[nodiscard]] std::map<Index, std::vector<Index>> scopes(const std::vector<Index>& candidates) const;

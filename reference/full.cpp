@@ -1,5 +1,5 @@
+#include "reference/keep_everything.hpp"
 #include "reference/policies.hpp"
-#include "reference/score_policy.hpp"
 
 namespace hae::reference {
 namespace {
@@ -20,7 +20,9 @@ class Full final : public Policy {
   }
 };
 
-std::shared_ptr<const Policy> make(Options /*options*/) { return std::make_shared<Full>(); }
+std::shared_ptr<const Policy> make(Options /*options*/) {
+  return std::make_shared<Full>();
+}
 
 }  // namespace
 

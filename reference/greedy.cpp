@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/shared_options.hpp"
 
@@ -35,13 +36,14 @@ class GreedyDecode final : public LayerDecode {
 
 class GreedyRule final : public DecodeRule {
  public:
-  explicit GreedyRule(std::optional<Index> recent) : recent_(recent) {}
+  explicit GreedyRule(RecentOfBudget recent) : recent_(std::move(recent)) {}
 
   [[nodiscard]] Limits limits(Index sinks, Index budget) const override {
-    return {sinks, recent_.value_or(std::max<Index>(1, budget / 2)), budget, std::nullopt, budget};
+    return {sinks, recent_(budget), budget, std::nullopt, budget};
   }
 
-  [[nodiscard]] std::unique_ptr<LayerDecode> begin(CumulativeScores scores, const Limits& limits) const override {
+  [[nodiscard]] std::unique_ptr<LayerDecode> begin(CumulativeScores scores,
+                                                   const Limits& limits) const override {
     return std::make_unique<GreedyDecode>(std::move(scores), limits);
   }
 
@@ -50,43 +52,39 @@ class GreedyRule final : public DecodeRule {
   }
 
  private:
-  std::optional<Index> recent_;
+  RecentOfBudget recent_;
 };
 
-constexpr auto kOptions = concatenate(
-    pruning_options("none"), std::array{kBudgetOption, kSinksOption,
-                                        OptionInfo{"recent", "1", "a count of 0 or more",
-                                                   "the newest residents, never evicted by score"}},
-    kScoreOptions);
+constexpr auto kOptions = concatenate(pruning_options("none"),
+                                      std::array{kBudgetOption, kSinksOption,
+                                                 OptionInfo{"recent", "1", "a count of 0 or more",
+                                                            "the newest residents, never evicted by score"}},
+                                      kScoreOptions);
 
 std::shared_ptr<const Policy> make(Options options) {
   ScorePolicy::Config config;
-  if (options.text("dap") == "none") {
-    exclude_pruning(options);
-  } else {
-    config.pruning = parse_pruning(options);
-  }
+  config.pruning = parse_pruning(options);
   config.scores = parse_scores(options);
   config.sinks = options.count("sinks", 0);
   config.budget = parse_budget(options);
   config.budget_is_open = !options.given("budget");
-  config.rule = make_greedy_rule(options.count("recent", 0));
+  config.rule = make_greedy_rule([recent = options.count("recent", 0)](Index) { return recent; });
   return std::make_shared<ScorePolicy>(std::move(options), std::move(config), make);
 }
 
 }  // namespace
 
-std::shared_ptr<const DecodeRule> make_greedy_rule(std::optional<Index> recent) {
-  return std::make_shared<GreedyRule>(recent);
+std::shared_ptr<const DecodeRule> make_greedy_rule(RecentOfBudget recent) {
+  return std::make_shared<GreedyRule>(std::move(recent));
 }
 
-const PolicyInfo kGreedy = {
-    "greedy",
-    "evicts the lowest cumulative attention after every step",
-    "HAE, arXiv 2602.02197, Corollary 2.1: the eviction that DDES is compared with",
-    "Online. The paper does not say which scores its greedy eviction uses; here they are those of DDES, so that only the "
-    "bin differs. Needs all prompt rows.",
-    kOptions,
-    make};
+const PolicyInfo kGreedy = {"greedy",
+                            "evicts the lowest cumulative attention after every step",
+                            "HAE, arXiv 2602.02197, Corollary 2.1: the eviction that DDES is compared with",
+                            "Online. The paper does not say which scores its greedy eviction uses; here they "
+                            "are those of DDES, so that only the "
+                            "bin differs. Needs all prompt rows.",
+                            kOptions,
+                            make};
 
 }  // namespace hae::reference

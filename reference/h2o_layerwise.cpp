@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "reference/greedy.hpp"
 #include "reference/policies.hpp"
 #include "reference/shared_options.hpp"
@@ -6,7 +8,8 @@ namespace hae::reference {
 namespace {
 
 constexpr std::array kOptions = {
-    OptionInfo{"budget", "-", "a count of 1 or more", "N: residents a lane holds; required, unless it is matched"},
+    OptionInfo{"budget", "-", "a count of 1 or more",
+               "N: residents a lane holds; required, unless it is matched"},
     OptionInfo{"recent", "auto", "a count of 0 or more, or auto",
                "R: the newest residents, never evicted; auto: half the budget, at least 1"},
     OptionInfo{"lane", "kv_head", "kv_head or layer", "what evicts on its own"},
@@ -19,21 +22,27 @@ std::shared_ptr<const Policy> make(Options options) {
   config.budget = parse_budget(options);
   config.budget_is_open = !options.given("budget");
   config.budget_is_required = true;
-  const bool automatic = options.text("recent") == "auto";
-  config.rule = make_greedy_rule(automatic ? std::nullopt : std::optional(options.count("recent", 0)));
+  if (options.text("recent") == "auto") {
+    config.rule = make_greedy_rule([](Index budget) { return std::max<Index>(1, budget / 2); });
+  } else {
+    config.rule = make_greedy_rule([recent = options.count("recent", 0)](Index) { return recent; });
+  }
   return std::make_shared<ScorePolicy>(std::move(options), std::move(config), make);
 }
 
 }  // namespace
 
-const PolicyInfo kH2oLayerwise = {
-    "h2o/layerwise",
-    "H2O: half the budget for the heaviest hitters, half for the newest tokens",
-    "H2O, arXiv 2306.14048; the variant of the official H2OKVCache_LayerWise (row sums added after each forward)",
-    "Online. Exact for one sequence: after each forward the N - R tokens of largest cumulative attention outside the newest "
-    "R stay, and a dropped token's score is forgotten. It evicts what greedy:budget=N,recent=R,lane=kv_head does. The "
-    "original sums a batch; here each sequence is on its own. Ties go to the older token. Needs all prompt rows.",
-    kOptions,
-    make};
+const PolicyInfo kH2oLayerwise = {"h2o/layerwise",
+                                  "H2O: half the budget for the heaviest hitters, half for the newest tokens",
+                                  "H2O, arXiv 2306.14048; the variant of the official H2OKVCache_LayerWise "
+                                  "(row sums added after each forward)",
+                                  "Online. Exact for one sequence: after each forward the N - R tokens of "
+                                  "largest cumulative attention outside the newest "
+                                  "R stay, and a dropped token's score is forgotten. It evicts what "
+                                  "greedy:budget=N,recent=R,lane=kv_head does. The "
+                                  "original sums a batch; here each sequence is on its own. Ties go to the "
+                                  "older token. Needs all prompt rows.",
+                                  kOptions,
+                                  make};
 
 }  // namespace hae::reference

@@ -61,7 +61,9 @@ Index Amount::of(Index whole) const {
   return std::max<Index>(1, static_cast<Index>(share));
 }
 
-std::string_view Options::name_of(std::string_view spec) { return spec.substr(0, spec.find(':')); }
+std::string_view Options::name_of(std::string_view spec) {
+  return spec.substr(0, spec.find(':'));
+}
 
 Options::Options(std::string_view spec, std::span<const OptionInfo> table) : name_(name_of(spec)) {
   for (const OptionInfo& info : table) {
@@ -115,7 +117,9 @@ std::vector<std::pair<std::string, std::string>> Options::all() const {
   return all;
 }
 
-bool Options::given(std::string_view key) const { return find(key).given; }
+bool Options::given(std::string_view key) const {
+  return find(key).given;
+}
 
 Index Options::count(std::string_view key, Index least) const {
   const std::optional<Index> number = parse_number<Index>(text(key));
@@ -160,8 +164,8 @@ void Options::exclude(std::initializer_list<std::string_view> keys, std::string_
 
 void Options::fail(std::string_view key) const {
   const Option& option = find(key);
-  throw ConfigError("policy '" + name_ + "': " + std::string(key) + "=" + option.value + " is not allowed; expected " +
-                    std::string(option.info->allowed));
+  throw ConfigError("policy '" + name_ + "': " + std::string(key) + "=" + option.value +
+                    " is not allowed; expected " + std::string(option.info->allowed));
 }
 
 void Options::fail(std::string_view key, std::string_view complaint) const {

@@ -19,7 +19,8 @@ struct OptionInfo {
   std::string_view meaning;
 };
 
-/// A number of tokens, or a share of a number of tokens kept as an exact decimal: 15 % of 100 is 15, never 14.
+/// A number of tokens, or a share of a number of tokens kept as an exact decimal: 15 % of 100 is 15,
+/// never 14.
 class Amount {
  public:
   static Amount of_tokens(Index tokens) { return {tokens, 0}; }
@@ -50,7 +51,7 @@ class Options {
 
   [[nodiscard]] const std::string& name() const { return name_; }
 
-  /// Name and given options, in the order of the table.
+  /// Name and given options, in the order of the table, values as the user spelled them.
   [[nodiscard]] std::string canonical() const;
 
   /// Every option in the order of the table; `-` where another option makes it meaningless.
@@ -58,6 +59,9 @@ class Options {
 
   [[nodiscard]] bool given(std::string_view key) const;
   [[nodiscard]] const std::string& text(std::string_view key) const { return find(key).value; }
+  [[nodiscard]] std::string_view default_of(std::string_view key) const {
+    return find(key).info->default_value;
+  }
 
   [[nodiscard]] Index count(std::string_view key, Index least) const;
   [[nodiscard]] std::uint64_t seed(std::string_view key) const;

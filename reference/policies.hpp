@@ -14,7 +14,8 @@ struct PolicyInfo {
   std::string_view name;
   std::string_view summary;
   std::string_view source;
-  std::string_view fidelity;  ///< what is exact, what is a reading of an ambiguous text, online or prefill only
+  std::string_view
+      fidelity;  ///< what is exact, what is a reading of an ambiguous text, online or prefill only
   std::span<const OptionInfo> options;
   std::shared_ptr<const Policy> (*make)(Options);
 };

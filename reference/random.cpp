@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <array>
 
+#include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/selection.hpp"
-#include "reference/score_policy.hpp"
+#include "reference/shared_options.hpp"
 
 namespace hae::reference {
 namespace {
 
 constexpr std::array kOptions = {
-    OptionInfo{"budget", "-", "a count of 1 or more", "residents a lane holds; required, unless it is matched"},
+    OptionInfo{"budget", "-", "a count of 1 or more",
+               "residents a lane holds; required, unless it is matched"},
     OptionInfo{"seed", "0", "a whole number of 0 or more", "which random order"},
     OptionInfo{"lane", "layer", "layer or kv_head", "what evicts on its own"},
 };
@@ -60,11 +62,15 @@ class RandomRun final : public Run {
  public:
   RandomRun(Index budget, std::uint64_t seed) : budget_(budget), seed_(seed) {}
 
-  Decision fit(Index layer, const LayerCache& cache) override { return evict_down_to(cache, layer, budget_, seed_); }
+  Decision fit(Index layer, const LayerCache& cache) override {
+    return evict_down_to(cache, layer, budget_, seed_);
+  }
   std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
     return std::make_unique<RandomDecode>(budget_, seed_);
   }
-  [[nodiscard]] Limits limits(Index /*layer*/) const override { return {0, 0, budget_, std::nullopt, budget_}; }
+  [[nodiscard]] Limits limits(Index /*layer*/) const override {
+    return {0, 0, budget_, std::nullopt, budget_};
+  }
 
  private:
   Index budget_;
@@ -79,7 +85,9 @@ class Random final : public Policy {
   }
 
   [[nodiscard]] std::string spec() const override { return options_.canonical(); }
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return options_.all(); }
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override {
+    return options_.all();
+  }
   [[nodiscard]] LaneKind lanes() const override { return lanes_; }
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
 
@@ -110,7 +118,9 @@ class Random final : public Policy {
   std::optional<Index> budget_;
 };
 
-std::shared_ptr<const Policy> make(Options options) { return std::make_shared<Random>(std::move(options)); }
+std::shared_ptr<const Policy> make(Options options) {
+  return std::make_shared<Random>(std::move(options));
+}
 
 }  // namespace
 
@@ -119,13 +129,13 @@ std::uint64_t random_priority(std::uint64_t seed, Index layer, Index lane, Index
   return mix(mix(mix(mix(seed) ^ bits(layer)) ^ bits(lane)) ^ bits(token));
 }
 
-const PolicyInfo kRandom = {
-    "random",
-    "evicts in a fixed random order",
-    "a control",
-    "Online. Every (layer, lane, token) has one priority, so the kept set is a uniform sample. No token is protected. Report "
-    "several seeds. Needs no attention.",
-    kOptions,
-    make};
+const PolicyInfo kRandom = {"random",
+                            "evicts in a fixed random order",
+                            "a control",
+                            "Online. Every (layer, lane, token) has one priority, so the kept set is a "
+                            "uniform sample. No token is protected. Report "
+                            "several seeds. Needs no attention.",
+                            kOptions,
+                            make};
 
 }  // namespace hae::reference

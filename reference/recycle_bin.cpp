@@ -8,7 +8,8 @@ namespace {
 /// Fig. 1: mark one token a step, empty the bin when it is full.
 class MarkingDecode final : public LayerDecode {
  public:
-  MarkingDecode(CumulativeScores scores, const Limits& limits) : scores_(std::move(scores)), limits_(limits) {}
+  MarkingDecode(CumulativeScores scores, const Limits& limits)
+      : scores_(std::move(scores)), limits_(limits) {}
 
   Decision step(const Rows& row, const LayerCache& cache) override {
     scores_.observe(row);
@@ -73,7 +74,8 @@ class RecycleBinRule final : public DecodeRule {
     return {sinks, bin_.recent.value_or(recent), budget, capacity, budget + capacity - 1};
   }
 
-  [[nodiscard]] std::unique_ptr<LayerDecode> begin(CumulativeScores scores, const Limits& limits) const override {
+  [[nodiscard]] std::unique_ptr<LayerDecode> begin(CumulativeScores scores,
+                                                   const Limits& limits) const override {
     if (bin_.mode == RecycleBin::Mode::mark) {
       return std::make_unique<MarkingDecode>(std::move(scores), limits);
     }

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 
+#include "reference/keep_everything.hpp"
+
 namespace hae::reference {
 namespace {
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+std::size_t at(Index i) {
+  return static_cast<std::size_t>(i);
+}
 
 class ScoreRun final : public Run {
  public:
@@ -40,10 +44,16 @@ class ScoreRun final : public Run {
     limits_[at(layer)] = config_.rule->limits(config_.sinks, budget);
     const Limits& limits = limits_[at(layer)];
     if (limits.sinks + limits.recent > budget) {
-      throw ConfigError("policy '" + policy_.spec() + "': sequence '" + info_.name + "', layer " +
-                        std::to_string(layer) + ": sinks + recent = " +
-                        std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
-                        std::to_string(budget) + " tokens; raise the budget or protect fewer");
+      throw ConfigError(
+          "policy '" + policy_.spec() + "': sequence '" + info_.name + "', layer " + std::to_string(layer) +
+          ": sinks + recent = " + std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
+          std::to_string(budget) + " tokens; raise the budget or protect fewer");
+    }
+    const Index window = info_.masks[at(layer)].window;
+    if (window > 0 && budget > window) {
+      decision.warnings.push_back("layer " + std::to_string(layer) + ": the budget of " +
+                                  std::to_string(budget) + " tokens exceeds the layer's window of " +
+                                  std::to_string(window) + "; what is older receives no attention");
     }
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
       const Index excess = std::max<Index>(0, cache.residents(lane) - budget);
@@ -122,87 +132,6 @@ std::optional<LaneSizes> ScorePolicy::sizes(Index budget, Index residents, Index
     return std::nullopt;
   }
   return config.rule->sizes(limits, std::min(residents, budget), steps);
-}
-
-LaneSizes sizes_at_budget(Index budget, Index residents, Index steps) {
-  LaneSizes sizes;
-  residents = std::min(residents, budget);
-  for (Index step = 0; step < steps; ++step) {
-    ++residents;
-    sizes.total += residents;
-    sizes.peak = std::max(sizes.peak, residents);
-    residents = std::min(residents, budget);
-  }
-  return sizes;
-}
-
-PruningOptions parse_pruning(Options& options) {
-  using Rule = PruningOptions::Rule;
-  using Scope = PruningOptions::Scope;
-  using Broadcast = PruningOptions::Broadcast;
-  PruningOptions pruning;
-  pruning.rule = options.choose<Rule>("dap", {{"threshold", Rule::threshold}, {"mass", Rule::mass}});
-  if (pruning.rule == Rule::threshold) {
-    options.exclude({"eps"}, "dap=threshold");
-    pruning.r = options.threshold("r");
-    pruning.alpha = options.threshold("alpha");
-  } else {
-    options.exclude({"r"}, "dap=mass");
-    if (!options.given("eps")) {
-      options.fail("eps", "is required with dap=mass: the share of the visual attention that may be lost");
-    }
-    pruning.eps = options.threshold("eps");
-    if (options.given("alpha")) {
-      pruning.alpha = options.threshold("alpha");
-    } else {
-      options.resolve("alpha", "none");
-    }
-  }
-  pruning.heads = options.choose<HeadReduction>("heads", {{"mean", HeadReduction::mean}, {"max", HeadReduction::max}});
-  pruning.scope = options.choose<Scope>("scope", {{"sequence", Scope::sequence}, {"image", Scope::image}});
-  if (options.text("max_evicted") != "none") {
-    pruning.max_evicted = options.count("max_evicted", 0);
-  }
-  pruning.broadcast = options.choose<Broadcast>("broadcast", {{"all", Broadcast::all}, {"none", Broadcast::none}});
-  if (pruning.broadcast == Broadcast::none) {
-    options.exclude({"effect"}, "broadcast=none");
-  } else {
-    pruning.effect = options.choose<Effect>("effect", {{"within", Effect::within}, {"after", Effect::after}});
-  }
-  return pruning;
-}
-
-LaneKind parse_lane(const Options& options) {
-  return options.choose<LaneKind>("lane", {{"layer", LaneKind::layer}, {"kv_head", LaneKind::kv_head}});
-}
-
-Reduction parse_head_reduction(const Options& options) {
-  Reduction reduction;
-  reduction.lanes = parse_lane(options);
-  reduction.heads = options.choose<HeadReduction>(
-      "group", {{"mean", HeadReduction::mean}, {"max", HeadReduction::max}, {"sum", HeadReduction::sum}});
-  if (reduction.heads != HeadReduction::mean && reduction.lanes == LaneKind::layer) {
-    options.fail("group", "other than mean needs lane=kv_head; set it, or leave group out");
-  }
-  return reduction;
-}
-
-ScoreOptions parse_scores(const Options& options) {
-  using Over = ScoreOptions::Over;
-  ScoreOptions scores;
-  scores.reduction = parse_head_reduction(options);
-  scores.reduction.attention = options.choose<Attention>(
-      "scores", {{"observed", Attention::observed}, {"full", Attention::full}});
-  scores.over = options.choose<Over>("score", {{"sum", Over::sum}, {"mean", Over::mean}});
-  return scores;
-}
-
-std::optional<Index> parse_budget(const Options& options) {
-  const bool has_none = options.text("budget") == "-" && !options.given("budget");
-  if (options.text("budget") == "prompt" || has_none) {
-    return std::nullopt;
-  }
-  return options.count("budget", 1);
 }
 
 }  // namespace hae::reference

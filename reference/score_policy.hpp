@@ -19,14 +19,15 @@ class DecodeRule {
   [[nodiscard]] virtual Limits limits(Index sinks, Index budget) const = 0;
 
   /// Decode state that starts from the prefill's scores.
-  [[nodiscard]] virtual std::unique_ptr<LayerDecode> begin(CumulativeScores scores, const Limits& limits) const = 0;
+  [[nodiscard]] virtual std::unique_ptr<LayerDecode> begin(CumulativeScores scores,
+                                                           const Limits& limits) const = 0;
 
   /// Sizes at attention time of a lane that starts with `residents` tokens.
   [[nodiscard]] virtual LaneSizes sizes(const Limits& limits, Index residents, Index steps) const = 0;
 };
 
-/// Evicts by cumulative attention after an optional pruning of the prompt: HAE, greedy eviction and H2O differ only in
-/// their decode rule and their defaults.
+/// Evicts by cumulative attention after an optional pruning of the prompt: HAE, greedy eviction and H2O
+/// differ only in their decode rule and their defaults.
 class ScorePolicy final : public Policy {
  public:
   struct Config {
@@ -34,9 +35,9 @@ class ScorePolicy final : public Policy {
     std::shared_ptr<const DecodeRule> rule;  ///< none: nothing is evicted after the pruning
     ScoreOptions scores;
     Index sinks = 0;
-    std::optional<Index> budget;     ///< none: a lane's size after the pruning
-    bool budget_is_open = true;      ///< whether a matched budget may replace it
-    bool budget_is_required = false; ///< there is no default
+    std::optional<Index> budget;      ///< none: a lane's size after the pruning
+    bool budget_is_open = true;       ///< whether a matched budget may replace it
+    bool budget_is_required = false;  ///< there is no default
   };
 
   /// rebuild: makes the same policy from options in which a budget was resolved.
@@ -45,12 +46,16 @@ class ScorePolicy final : public Policy {
   ScorePolicy(Options options, Config config, Rebuild rebuild);
 
   [[nodiscard]] std::string spec() const override { return options_.canonical(); }
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return options_.all(); }
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override {
+    return options_.all();
+  }
   [[nodiscard]] LaneKind lanes() const override { return config_.scores.reduction.lanes; }
   [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override;
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
   [[nodiscard]] bool prunes() const override { return config_.pruning.has_value(); }
-  [[nodiscard]] bool budget_is_open() const override { return config_.rule != nullptr && config_.budget_is_open; }
+  [[nodiscard]] bool budget_is_open() const override {
+    return config_.rule != nullptr && config_.budget_is_open;
+  }
   [[nodiscard]] std::shared_ptr<const Policy> with_budget(Index budget) const override;
   [[nodiscard]] std::optional<LaneSizes> sizes(Index budget, Index residents, Index steps) const override;
 
@@ -61,23 +66,5 @@ class ScorePolicy final : public Policy {
   Config config_;
   Rebuild rebuild_;
 };
-
-/// Decode state of a policy that evicts nothing while decoding.
-class KeepEverything final : public LayerDecode {
- public:
-  Decision step(const Rows& /*row*/, const LayerCache& /*cache*/) override { return {}; }
-};
-
-/// Sizes of a lane that is brought down to `budget` after its prefill and after each step.
-LaneSizes sizes_at_budget(Index budget, Index residents, Index steps);
-
-/// Parsing of options that policies share.
-PruningOptions parse_pruning(Options& options);
-ScoreOptions parse_scores(const Options& options);
-LaneKind parse_lane(const Options& options);
-Reduction parse_head_reduction(const Options& options);
-
-/// `budget`: a count, or none where it says `prompt` or nothing.
-std::optional<Index> parse_budget(const Options& options);
 
 }  // namespace hae::reference

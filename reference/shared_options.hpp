@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
+#include "reference/cumulative_scores.hpp"
+#include "reference/dual_attention_pruning.hpp"
 #include "reference/options.hpp"
 
-// Lines of the option tables that several policies share.
+// Lines of the option tables that several policies share, and their parsing.
 
 namespace hae::reference {
 
@@ -19,7 +22,8 @@ constexpr auto concatenate(const std::array<OptionInfo, Sizes>&... parts) {
 }
 
 inline constexpr std::array kPruningOnlyOptions = {
-    OptionInfo{"r", "0.0015", "a number of 0 or more", "threshold: evict below this share of A_V (strict), and"},
+    OptionInfo{"r", "0.0015", "a number of 0 or more",
+               "threshold: evict below this share of A_V (strict), and"},
     OptionInfo{"alpha", "0.0005", "a number of 0 or more",
                "below this attention in every text row (strict); with mass: none by default"},
     OptionInfo{"eps", "-", "a number of 0 or more", "mass: the share of A_V that may be lost"},
@@ -48,14 +52,21 @@ inline constexpr OptionInfo kSinksOption = {"sinks", "0", "a count of 0 or more"
 inline constexpr std::array kScoreOptions = {
     OptionInfo{"lane", "layer", "layer or kv_head", "what evicts on its own"},
     OptionInfo{"group", "mean", "mean, max or sum", "how the query heads of a KV head lane become one row"},
-    OptionInfo{"score", "sum", "sum or mean", "cumulative attention, or that per row that could see the token"},
+    OptionInfo{"score", "sum", "sum or mean",
+               "cumulative attention, or that per row that could see the token"},
     OptionInfo{"scores", "observed", "observed or full",
                "attention over the residents, as a cache sees it, or over all tokens, as theory assumes"},
 };
 
-/// Declares the options of the pruning stage meaningless: there is none.
-inline void exclude_pruning(Options& options) {
-  options.exclude({"r", "alpha", "eps", "heads", "scope", "max_evicted", "broadcast", "effect"}, "dap=none");
-}
+/// The pruning stage; none with dap=none, whose other options then have no meaning.
+std::optional<PruningOptions> parse_pruning(Options& options);
+ScoreOptions parse_scores(const Options& options);
+LaneKind parse_lane(const Options& options);
+
+/// `lane` and `group`.
+Reduction parse_head_reduction(const Options& options);
+
+/// `budget`: a count; none where it says `prompt`, or says nothing and has no default.
+std::optional<Index> parse_budget(const Options& options);
 
 }  // namespace hae::reference

@@ -1,26 +1,27 @@
 #include <algorithm>
 #include <array>
 
+#include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
-#include "reference/score_policy.hpp"
+#include "reference/selection.hpp"
+#include "reference/shared_options.hpp"
 
 namespace hae::reference {
 namespace {
 
 constexpr std::array kOptions = {
     OptionInfo{"sinks", "4", "a count of 0 or more", "positions 0 .. sinks-1 are never evicted"},
-    OptionInfo{"recent", "-", "a count of 0 or more", "newest residents that stay; this or a budget, unless it is matched"},
-    OptionInfo{"budget", "-", "a count of 1 or more, at least sinks", "residents a lane holds: recent = budget - sinks"},
+    OptionInfo{"recent", "-", "a count of 0 or more",
+               "newest residents that stay; this or a budget, unless it is matched"},
+    OptionInfo{"budget", "-", "a count of 1 or more, at least sinks",
+               "residents a lane holds: recent = budget - sinks"},
 };
 
 /// What leaves a window: residents that are neither sinks nor among the newest.
 Decision leave_window(const LayerCache& cache, Index layer, const Limits& limits) {
   Decision decision;
-  const Index end = cache.recent_begin(0, limits.recent);
-  for (Index token = limits.sinks; token < end; ++token) {
-    if (cache.is_resident(0, token)) {
-      decision.evict.push_back({layer, 0, token, std::nullopt});
-    }
+  for (const Index token : eligible(cache, 0, limits.sinks, limits.recent)) {
+    decision.evict.push_back({layer, 0, token, std::nullopt});
   }
   return decision;
 }
@@ -42,7 +43,9 @@ class WindowRun final : public Run {
   explicit WindowRun(const Limits& limits) : limits_(limits) {}
 
   Decision fit(Index layer, const LayerCache& cache) override { return leave_window(cache, layer, limits_); }
-  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override { return std::make_unique<WindowDecode>(limits_); }
+  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
+    return std::make_unique<WindowDecode>(limits_);
+  }
   [[nodiscard]] Limits limits(Index /*layer*/) const override { return limits_; }
 
  private:
@@ -57,8 +60,8 @@ class Window final : public Policy {
     }
     if (options_.given("recent")) {
       recent_ = options_.count("recent", 0);
-    } else if (options_.text("budget") != "-") {
-      recent_ = options_.count("budget", 1) - sinks_;
+    } else if (const std::optional<Index> budget = parse_budget(options_)) {
+      recent_ = *budget - sinks_;
       if (*recent_ < 0) {
         options_.fail("budget");
       }
@@ -66,17 +69,22 @@ class Window final : public Policy {
   }
 
   [[nodiscard]] std::string spec() const override { return options_.canonical(); }
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return options_.all(); }
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override {
+    return options_.all();
+  }
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
 
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& /*info*/) const override {
     if (!recent_) {
       options_.fail("recent", "or budget is required; give one, or match the budget with --match");
     }
-    return std::make_unique<WindowRun>(Limits{sinks_, *recent_, sinks_ + *recent_, std::nullopt, sinks_ + *recent_});
+    return std::make_unique<WindowRun>(
+        Limits{sinks_, *recent_, sinks_ + *recent_, std::nullopt, sinks_ + *recent_});
   }
 
-  [[nodiscard]] bool budget_is_open() const override { return !options_.given("recent") && !options_.given("budget"); }
+  [[nodiscard]] bool budget_is_open() const override {
+    return !options_.given("recent") && !options_.given("budget");
+  }
 
   [[nodiscard]] std::shared_ptr<const Policy> with_budget(Index budget) const override {
     HAE_EXPECTS(budget_is_open());
@@ -95,16 +103,17 @@ class Window final : public Policy {
   std::optional<Index> recent_;
 };
 
-std::shared_ptr<const Policy> make(Options options) { return std::make_shared<Window>(std::move(options)); }
+std::shared_ptr<const Policy> make(Options options) {
+  return std::make_shared<Window>(std::move(options));
+}
 
 }  // namespace
 
-const PolicyInfo kWindow = {
-    "window",
-    "keeps the first tokens and the newest ones",
-    "a control; the cache of StreamingLLM, arXiv 2309.17453, with original positions",
-    "Online. Positions are never renumbered. Needs no attention.",
-    kOptions,
-    make};
+const PolicyInfo kWindow = {"window",
+                            "keeps the first tokens and the newest ones",
+                            "a control; the cache of StreamingLLM, arXiv 2309.17453, with original positions",
+                            "Online. Positions are never renumbered. Needs no attention.",
+                            kOptions,
+                            make};
 
 }  // namespace hae::reference

@@ -1,9 +1,13 @@
 #pragma once
 
 // The canonical arithmetic: every operation that decides an eviction, bit for bit the same on every backend,
-// compiler, optimisation level, instruction set and thread count. Usable from host and device code. Compile with
-// -ffp-contract=off (nvcc: -fmad=false); every fused operation is written out. docs/arithmetic.md states the
-// definitions and a table of test values.
+// compiler, optimisation level, instruction set and thread count. Usable from host and device code. Compile
+// with -ffp-contract=off (nvcc: -fmad=false); every fused operation is written out. docs/arithmetic.md states
+// the definitions and a table of test values.
+
+#ifdef __FAST_MATH__
+#error "the canonical arithmetic needs IEEE semantics: compile without -ffast-math and -Ofast"
+#endif
 
 #ifdef __CUDACC__
 #define HAE_HOST_DEVICE __host__ __device__
@@ -13,7 +17,8 @@
 
 namespace hae::arithmetic {
 
-/// Sums over keys are kept in this many partial sums: partial p takes the keys j with j mod 32 = p, ascending.
+/// Sums over keys are kept in this many partial sums: partial p takes the keys j with j mod 32 = p,
+/// ascending.
 inline constexpr int kPartials = 32;
 
 /// a * b + c, rounded once.
@@ -27,17 +32,17 @@ HAE_HOST_DEVICE inline float fused(float a, float b, float c) {
 
 /// e^x for x <= 0 in float32, without libm, whose bits differ between machines.
 ///
-/// Cody-Waite: n = round(x / ln 2), r = x - n ln 2 in two fused steps, the Taylor polynomial of degree 7 in r by
-/// fused Horner steps, then times 2^n in two exact-until-the-last factors, so that underflow is gradual.
+/// Cody-Waite: n = round(x / ln 2), r = x - n ln 2 in two fused steps, the Taylor polynomial of degree 7 in r
+/// by fused Horner steps, then times 2^n in two exact-until-the-last factors, so that underflow is gradual.
 ///
 /// x        <= 0, not NaN; below -104 the result is +0 (e^-104 < 2^-150)
 /// returns  in [0, 1]; exp(0) = 1 exactly
-/// error    at most 1 ulp, measured over every float32 in [-104, 0] (tests/sim/arithmetic_test.cpp)
+/// error    at most 1 ulp over every 31st float32 in [-104, 0] (tests/sim/arithmetic_test.cpp)
 HAE_HOST_DEVICE inline float exp_nonpositive(float x) {
-  constexpr float kLog2E = 0x1.715476p+0f;         // float32(log2 e)
-  constexpr float kRound = 12582912.0f;            // 1.5 * 2^23: adding it rounds to an integer
-  constexpr float kLn2High = 0x1.62e430p-1f;       // float32(ln 2)
-  constexpr float kLn2Low = -0x1.05c610p-29f;      // float32(ln 2 - kLn2High)
+  constexpr float kLog2E = 0x1.715476p+0f;     // float32(log2 e)
+  constexpr float kRound = 12582912.0f;        // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kLn2High = 0x1.62e430p-1f;   // float32(ln 2)
+  constexpr float kLn2Low = -0x1.05c610p-29f;  // float32(ln 2 - kLn2High)
 
   const bool underflows = x < -104.0f;
   const float clamped = underflows ? -104.0f : x;

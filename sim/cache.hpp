@@ -15,8 +15,9 @@ enum class LaneKind { layer, kv_head };
 /// Lanes of one layer.
 Index lane_count(const SequenceInfo& info, LaneKind kind);
 
-/// The cache of one layer of one run: which tokens each lane holds. Everything is indexed by position, and nothing is
-/// ever packed, so a token cannot be mistaken for a slot. Policies see it as constant; the engine changes it.
+/// The cache of one layer of one run: which tokens each lane holds. Everything is indexed by position, and
+/// nothing is ever packed, so a token cannot be mistaken for a slot. Policies see it as constant; the engine
+/// changes it.
 class LayerCache {
  public:
   LayerCache(const SequenceInfo& info, LaneKind kind);

@@ -11,7 +11,8 @@ class ContractViolation : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// A trace file is missing, unfinished, not ours or inconsistent. The message names file, dataset and element.
+/// A trace file is missing, unfinished, not ours or inconsistent. The message names file, dataset and
+/// element.
 class TraceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -43,14 +44,12 @@ class DeviceError : public std::runtime_error {
 
 namespace detail {
 [[noreturn]] inline void contract_violated(const char* condition, const char* file, int line) {
-  throw ContractViolation(std::string(file) + ":" + std::to_string(line) +
-                          ": expected " + condition);
+  throw ContractViolation(std::string(file) + ":" + std::to_string(line) + ": expected " + condition);
 }
 }  // namespace detail
 
 }  // namespace hae
 
 /// Throws ContractViolation unless the condition holds; never compiled out.
-#define HAE_EXPECTS(condition)                                             \
-  ((condition) ? static_cast<void>(0)                                      \
-               : ::hae::detail::contract_violated(#condition, __FILE__, __LINE__))
+#define HAE_EXPECTS(condition) \
+  ((condition) ? static_cast<void>(0) : ::hae::detail::contract_violated(#condition, __FILE__, __LINE__))

@@ -5,8 +5,10 @@
 
 namespace hae {
 
-Mask::Mask(const SequenceInfo& info, Index layer) : rule_(info.masks[static_cast<std::size_t>(layer)]) {
-  HAE_EXPECTS(layer >= 0 && layer < info.layers);
+Mask::Mask(const SequenceInfo& info, Index layer) {
+  HAE_EXPECTS(layer >= 0 && layer < static_cast<Index>(info.masks.size()));
+  rule_ = info.masks[static_cast<std::size_t>(layer)];
+  rule_.window = std::min(rule_.window, info.tokens);  // A wider window is none, and its sums could overflow.
   if (rule_.bidirectional == MaskRule::Bidirectional::none) {
     return;
   }

@@ -22,8 +22,8 @@ class Mask {
   [[nodiscard]] std::span<const Range> image_ranges(Index query) const;
 
   MaskRule rule_;
-  std::vector<Index> picture_;                      ///< [P] index into ranges_, -1 for text
-  std::vector<std::vector<Range>> ranges_;          ///< prompt positions of each picture
+  std::vector<Index> picture_;              ///< [P] index into ranges_, -1 for text
+  std::vector<std::vector<Range>> ranges_;  ///< prompt positions of each picture
 };
 
 }  // namespace hae

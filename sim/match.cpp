@@ -1,5 +1,7 @@
 #include "sim/match.hpp"
 
+#include <algorithm>
+#include <map>
 #include <optional>
 
 namespace hae {
@@ -30,19 +32,26 @@ struct Distance {
   }
 };
 
-Index lanes_of(const SequenceInfo& info, LaneKind kind) { return info.layers * lane_count(info, kind); }
+Index lanes_of(const SequenceInfo& info, LaneKind kind) {
+  return info.layers * lane_count(info, kind);
+}
 
 std::optional<Fraction> candidate_tokens(const SequenceInfo& info, const Policy& policy, Index budget,
                                          const std::vector<Index>& after_prune, MatchTarget target) {
   Index total = 0;
   Index peak = 0;
+  std::map<Index, LaneSizes> known;  // Most layers hold equally many tokens after pruning.
   for (const Index residents : after_prune) {
-    const std::optional<LaneSizes> sizes = policy.sizes(budget, residents, info.steps());
-    if (!sizes) {
-      return std::nullopt;
+    auto sizes = known.find(residents);
+    if (sizes == known.end()) {
+      const std::optional<LaneSizes> fresh = policy.sizes(budget, residents, info.steps());
+      if (!fresh) {
+        return std::nullopt;
+      }
+      sizes = known.emplace(residents, *fresh).first;
     }
-    total += sizes->total * lane_count(info, policy.lanes());
-    peak = std::max(peak, sizes->peak);
+    total += sizes->second.total * lane_count(info, policy.lanes());
+    peak = std::max(peak, sizes->second.peak);
   }
   if (target == MatchTarget::peak) {
     return Fraction{peak, 1};
@@ -59,9 +68,9 @@ std::shared_ptr<const Policy> match_budget(const SequenceInfo& info, const RunRe
     throw ConfigError("--match: sequence '" + info.name +
                       "' has no decode step, so there are no tokens to match; leave --match out");
   }
-  const Fraction goal = target == MatchTarget::peak
-                            ? Fraction{*count_tokens(info, first).peak, 1}
-                            : Fraction{total_attention_tokens(first), lanes_of(info, first.lanes) * info.steps()};
+  const Fraction goal = target == MatchTarget::peak ? Fraction{*count_tokens(info, first).peak, 1}
+                                                    : Fraction{total_attention_tokens(first),
+                                                               lanes_of(info, first.lanes) * info.steps()};
   std::optional<Index> best;
   std::optional<Distance> best_distance;
   for (Index budget = 1; budget <= info.tokens; ++budget) {
@@ -76,8 +85,8 @@ std::shared_ptr<const Policy> match_budget(const SequenceInfo& info, const RunRe
     }
   }
   if (!best) {
-    throw ConfigError("--match: no budget from 1 to " + std::to_string(info.tokens) + " is possible for policy '" +
-                      candidate->spec() + "' in sequence '" + info.name + "'");
+    throw ConfigError("--match: no budget from 1 to " + std::to_string(info.tokens) +
+                      " is possible for policy '" + candidate->spec() + "' in sequence '" + info.name + "'");
   }
   return candidate->with_budget(*best);
 }

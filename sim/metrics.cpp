@@ -76,7 +76,8 @@ Index count_events(const EvictionLog& log) {
 }
 
 Index count_moved(const SequenceInfo& info, const EvictionLog& log) {
-  // By (layer, lane): evicted positions so far, ascending. Evictions within a prefill come before all others there.
+  // By (layer, lane): evicted positions so far, ascending. Evictions within a prefill come before all others
+  // there.
   std::map<std::pair<Index, Index>, std::vector<Index>> gone;
   std::vector<LogEntry> entries = log.entries;
   const auto event = [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane, !e.within); };
@@ -120,8 +121,7 @@ std::optional<Bytes> count_bytes(const SequenceInfo& info, const RunResult& run)
   const Index unit = 2 * *info.head_dim * *info.element_bytes * kv_heads_of_lane(info, run);
   Bytes bytes;
   if (info.steps() > 0) {
-    bytes.mean =
-        static_cast<double>(total_attention_tokens(run) * unit) / static_cast<double>(info.steps());
+    bytes.mean = static_cast<double>(total_attention_tokens(run) * unit) / static_cast<double>(info.steps());
     std::vector<Index> per_step(static_cast<std::size_t>(info.steps()), 0);
     for (std::size_t i = 0; i < run.attention_tokens.size(); ++i) {
       per_step[i % per_step.size()] += run.attention_tokens[i];

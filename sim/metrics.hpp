@@ -11,8 +11,8 @@
 
 namespace hae {
 
-/// What is measured of every (layer, query head, row): with E the evicted and S the resident tokens of the lane,
-/// on the full-cache weights w,
+/// What is measured of every (layer, query head, row): with E the evicted and S the resident tokens of the
+/// lane, on the full-cache weights w,
 ///
 ///   missed mass            m = double(Σ_E w) / double(Σ_all w), at most 1
 ///   KL                     -ln(double(Σ_S w) / double(Σ_all w)) = KL(a'||a), +0 when E is empty
@@ -24,7 +24,8 @@ inline constexpr std::array kMetrics = {Metric::missed_mass, Metric::kl, Metric:
 const char* name(Metric metric);
 
 /// One metric of every (layer, query head, row) of a population. NaN marks a row that is not in the metric's
-/// population: masked, removed all mass (KL and output errors), ‖o‖ = 0 (relative error), no V, or not replayed.
+/// population: masked, removed all mass (KL and output errors), ‖o‖ = 0 (relative error), no V, or not
+/// replayed.
 struct Series {
   Index layers = 0;
   Index query_heads = 0;
@@ -57,13 +58,13 @@ struct RunResult {
   std::vector<Limits> limits;  ///< [layers]
   Series decode;               ///< rows: decode steps
   Series prefill;              ///< rows: prompt positions; only layers where something acts within
-  Index prefill_tokens = 0;    ///< residents at the end of each layer's prefill attention, all lanes and layers
+  Index prefill_tokens = 0;  ///< residents at the end of each layer's prefill attention, all lanes and layers
   std::vector<Index> attention_tokens;  ///< [layers, lanes, steps] residents at attention time
   std::vector<Index> final_tokens;      ///< [layers, lanes] residents after the last step
-  Index moved = 0;             ///< residents that a compaction would move, over all evicting events
-  Index removed_all_rows = 0;  ///< rows that had mass and lost all of it
-  Index masked_rows = 0;       ///< rows of the trace that attend to nothing, over the whole trace
-  Index lowered_weights = 0;   ///< NaN and infinite weights that counted as +0
+  Index moved = 0;                      ///< residents that a compaction would move, over all evicting events
+  Index removed_all_rows = 0;           ///< rows that had mass and lost all of it
+  Index masked_rows = 0;                ///< rows of the trace that attend to nothing, over the whole trace
+  Index lowered_weights = 0;            ///< NaN and infinite weights that counted as +0
   std::vector<std::string> warnings;
 };
 
@@ -83,8 +84,9 @@ struct Bytes {
 /// Distinct (step, layer, lane) of a log.
 Index count_events(const EvictionLog& log);
 
-/// Residents that a compaction moves: those above the lowest evicted position, once per (step, layer, lane). What was
-/// evicted within the prefill is an event of its own there: it moves rows of the prompt, not of the cache.
+/// Residents that a compaction moves: those above the lowest evicted position, once per (step, layer, lane).
+/// What was evicted within the prefill is an event of its own there: it moves rows of the prompt, not of the
+/// cache.
 Index count_moved(const SequenceInfo& info, const EvictionLog& log);
 
 /// Residents at attention time, summed over lanes and decode steps: an exact total.
@@ -95,8 +97,8 @@ Tokens count_tokens(const SequenceInfo& info, const RunResult& run);
 /// tokens * 2 * head_dim * element bytes * KV heads of the lane; none when the trace does not say.
 std::optional<Bytes> count_bytes(const SequenceInfo& info, const RunResult& run);
 
-/// Whether a run's mean bytes differ from those of `first` by more than max(1 %, one token a lane), compared as
-/// integer totals over the decode steps. Without bytes, tokens are compared, which is the same.
+/// Whether a run's mean bytes differ from those of `first` by more than max(1 %, one token a lane), compared
+/// as integer totals over the decode steps. Without bytes, tokens are compared, which is the same.
 bool unequal_bytes(const SequenceInfo& info, const RunResult& first, const RunResult& run);
 
 }  // namespace hae

@@ -19,7 +19,9 @@ struct Needs {
   PromptRows prompt_rows = PromptRows::none;
 };
 
-/// What a policy promises about a layer: checked by the engine at every step, shown in results.
+/// What a policy promises about a layer, shown in results. The engine holds it to sinks, recent, bin (most
+/// pending tokens) and capacity after the prefill and after every step; the budget is what capacity follows
+/// from.
 struct Limits {
   Index sinks = 0;                ///< positions 0 .. sinks - 1 are never evicted, by any stage
   Index recent = 0;               ///< the newest residents, never evicted by score
@@ -44,8 +46,8 @@ struct Mark {
   Index token = 0;
 };
 
-/// How an eviction acts on a layer whose prefill has not begun: the token gives no row and no key there, or it is
-/// removed from the cache when the layer's prefill attention is over.
+/// How an eviction acts on a layer whose prefill has not begun: the token gives no row and no key there, or
+/// it is removed from the cache when the layer's prefill attention is over.
 enum class Effect { within, after };
 
 /// What a policy proposes. The engine checks it and applies it; a policy never changes a cache.
@@ -56,7 +58,8 @@ struct Decision {
   std::vector<std::string> warnings;
 };
 
-/// Decode state of one layer. It shares nothing with other layers, so they may run in any order and in parallel.
+/// Decode state of one layer. It shares nothing with other layers, so they may run in any order and in
+/// parallel.
 class LayerDecode {
  public:
   virtual ~LayerDecode() = default;
@@ -65,8 +68,8 @@ class LayerDecode {
   virtual Decision step(const Rows& row, const LayerCache& cache) = 0;
 };
 
-/// State of one run over one sequence. The engine calls, for each layer in order: observe (blocks of rows, ascending),
-/// prune, fit; then balance once; then decode of every layer.
+/// State of one run over one sequence. The engine calls, for each layer in order: observe (blocks of rows,
+/// ascending), prune, fit; then balance once; then decode of every layer.
 class Run {
  public:
   virtual ~Run() = default;
@@ -122,8 +125,8 @@ class Policy {
   /// The same policy with a budget; only where budget_is_open().
   [[nodiscard]] virtual std::shared_ptr<const Policy> with_budget(Index /*budget*/) const { return nullptr; }
 
-  /// Sizes under a budget of a lane that holds `residents` tokens when its prefill's pruning is over; none if the
-  /// budget is impossible. Only where budget_is_open().
+  /// Sizes under a budget of a lane that holds `residents` tokens when its prefill's pruning is over; none if
+  /// the budget is impossible. Only where budget_is_open().
   [[nodiscard]] virtual std::optional<LaneSizes> sizes(Index /*budget*/, Index /*residents*/,
                                                        Index /*steps*/) const {
     return std::nullopt;

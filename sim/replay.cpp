@@ -1,169 +1,21 @@
 #include "sim/replay.hpp"
 
 #include <algorithm>
+#include <cfenv>
+#include <limits>
 #include <map>
 #include <tuple>
 
+#include "sim/arbiter.hpp"
 #include "sim/row_kernels.hpp"
 #include "sim/row_meter.hpp"
 
 namespace hae {
 namespace {
 
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
-
-/// Everything the engine keeps of one policy's run over one sequence.
-struct ActiveRun {
-  std::shared_ptr<const Policy> policy;
-  std::unique_ptr<Run> state;
-  std::vector<LayerCache> caches;           ///< [layers begun so far]
-  std::vector<std::vector<Index>> within;   ///< [layers] prompt tokens that give no row and no key, ascending
-  std::vector<std::vector<Evict>> after;    ///< [layers] evictions that wait for the end of the layer's prefill
-  RunResult result;
-};
-
-/// Refuses decisions that a policy may not take, and applies the others to cache and log.
-class Arbiter {
- public:
-  Arbiter(ActiveRun& run, const SequenceInfo& info) : run_(run), info_(info) {}
-
-  /// Applies a prefill decision. `begun`: layers whose prefill has begun, so [0, begun) have caches.
-  void prefill(const Decision& decision, Index begun, bool spares_recent) {
-    HAE_EXPECTS(decision.mark.empty());
-    note(decision);
-    for (const Evict& evict : decision.evict) {
-      expect(evict.layer >= 0 && evict.layer < info_.layers, 0, evict, "names a layer that does not exist");
-      if (evict.layer < begun) {
-        apply(0, evict, spares_recent);
-        continue;
-      }
-      expect(evict.lane == Evict::kEveryLane, 0, evict, "acts on a single lane before the layer's prefill");
-      expect(evict.token >= 0 && evict.token < info_.prompt, 0, evict, "is not a prompt token");
-      check_sinks(0, evict);
-      if (decision.effect == Effect::after) {
-        run_.after[at(evict.layer)].push_back(evict);
-      } else {
-        remove_within(evict);
-      }
-    }
-    recent_begin_.clear();
-  }
-
-  /// Evictions of `layer` that waited for the end of its prefill.
-  void deferred(Index layer) {
-    for (const Evict& evict : std::exchange(run_.after[at(layer)], {})) {
-      apply(0, evict, false);
-    }
-  }
-
-  /// Applies one decode step's decision of one layer.
-  void decode(const Decision& decision, Index step, Index layer, const Limits& limits) {
-    note(decision);
-    LayerCache& cache = run_.caches[at(layer)];
-    for (const Mark& mark : decision.mark) {
-      const Evict as_evict{layer, mark.lane, mark.token, std::nullopt};
-      check_lane(step, as_evict);
-      expect(is_resident(mark.lane, layer, mark.token), step, as_evict, "is marked but not resident");
-      expect(!cache.is_pending(mark.lane, mark.token), step, as_evict, "is marked twice");
-      check_sinks(step, as_evict);
-      expect(mark.token < cache.recent_begin(mark.lane, limits.recent), step, as_evict,
-             "is marked but protected as recent");
-      cache.mark(mark.lane, mark.token, step);
-    }
-    for (const Evict& evict : decision.evict) {
-      expect(evict.layer == layer, step, evict, "belongs to another layer");
-      apply(step, evict, true);
-    }
-    recent_begin_.clear();
-    for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      if (limits.capacity && cache.residents(lane) > *limits.capacity) {
-        throw ContractViolation(run_.policy->spec() + ": step " + std::to_string(step) + ", layer " +
-                                std::to_string(layer) + ", lane " + std::to_string(lane) + " holds " +
-                                std::to_string(cache.residents(lane)) + " tokens, more than its stated " +
-                                std::to_string(*limits.capacity));
-      }
-    }
-  }
-
- private:
-  void note(const Decision& decision) {
-    run_.result.warnings.insert(run_.result.warnings.end(), decision.warnings.begin(), decision.warnings.end());
-  }
-
-  void expect(bool holds, Index step, const Evict& evict, const char* complaint) const {
-    if (!holds) {
-      throw ContractViolation(run_.policy->spec() + ": step " + std::to_string(step) + ", layer " +
-                              std::to_string(evict.layer) + ", lane " + std::to_string(evict.lane) + ": token " +
-                              std::to_string(evict.token) + " " + complaint);
-    }
-  }
-
-  bool is_resident(Index lane, Index layer, Index token) const {
-    const LayerCache& cache = run_.caches[at(layer)];
-    return token >= 0 && token < cache.joined() && cache.is_resident(lane, token);
-  }
-
-  void check_lane(Index step, const Evict& evict) const {
-    expect(evict.lane >= 0 && evict.lane < run_.caches[at(evict.layer)].lanes(), step, evict,
-           "names a lane that does not exist");
-  }
-
-  void check_sinks(Index step, const Evict& evict) const {
-    expect(evict.token >= run_.state->limits(evict.layer).sinks, step, evict, "is a protected sink");
-  }
-
-  Index logged_lane(Index lane) const {
-    return run_.policy->lanes() == LaneKind::layer ? kLayerLane : lane;
-  }
-
-  void apply(Index step, const Evict& evict, bool spares_recent) {
-    const Index lanes = run_.caches[at(evict.layer)].lanes();
-    if (evict.lane != Evict::kEveryLane) {
-      check_lane(step, evict);
-    }
-    for (Index lane = 0; lane < lanes; ++lane) {
-      if (evict.lane == Evict::kEveryLane || evict.lane == lane) {
-        apply_to_lane(step, evict, lane, spares_recent);
-      }
-    }
-  }
-
-  void apply_to_lane(Index step, const Evict& evict, Index lane, bool spares_recent) {
-    LayerCache& cache = run_.caches[at(evict.layer)];
-    expect(is_resident(lane, evict.layer, evict.token), step, evict, "is evicted but not resident");
-    check_sinks(step, evict);
-    if (spares_recent) {
-      const auto [begin, is_first] = recent_begin_.try_emplace({evict.layer, lane}, 0);
-      if (is_first) {
-        begin->second = cache.recent_begin(lane, run_.state->limits(evict.layer).recent);
-      }
-      expect(evict.token < begin->second, step, evict, "is protected as recent");
-    }
-    LogEntry entry{step, evict.layer, logged_lane(lane), evict.token, false, evict.score, {}, {}};
-    if (cache.is_pending(lane, evict.token)) {
-      entry.pending_since = cache.pending_since(lane, evict.token);
-    }
-    cache.evict(lane, evict.token);
-    run_.result.log.entries.push_back(entry);
-  }
-
-  void remove_within(const Evict& evict) {
-    std::vector<Index>& within = run_.within[at(evict.layer)];
-    const auto place = std::ranges::lower_bound(within, evict.token);
-    expect(place == within.end() || *place != evict.token, 0, evict, "is evicted twice");
-    within.insert(place, evict.token);
-    for (Index lane = 0; lane < lane_count(info_, run_.policy->lanes()); ++lane) {
-      run_.result.log.entries.push_back(
-          {0, evict.layer, logged_lane(lane), evict.token, true, evict.score, {}, {}});
-    }
-  }
-
-  ActiveRun& run_;
-  const SequenceInfo& info_;
-
-  /// First protected position by (layer, lane), as it was before the first eviction of the decision.
-  std::map<std::pair<Index, Index>, Index> recent_begin_;
-};
+std::size_t at(Index i) {
+  return static_cast<std::size_t>(i);
+}
 
 /// Replays one sequence: all layers' prefill in order, then each layer's decode.
 class SequenceReplay {
@@ -174,6 +26,7 @@ class SequenceReplay {
         info_(sequence.info()),
         options_(options),
         where_(where + ": sequence '" + sequence.info().name + "'") {
+    check_info(info_, where_);
     for (const std::shared_ptr<const Policy>& policy : policies) {
       check_needs(*policy);
     }
@@ -187,7 +40,7 @@ class SequenceReplay {
       prefill(layer);
     }
     for (ActiveRun& run : runs_) {
-      Arbiter(run, info_).prefill(run.state->balance(run.caches), info_.layers, true);
+      end_prefill(run);
     }
     for (Index layer = 0; layer < info_.layers; ++layer) {
       decode(layer);
@@ -252,8 +105,6 @@ class SequenceReplay {
 
   void prefill(Index layer) {
     const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
-    RowMeter meter(info_, finite_values(*payload, layer));
-    LayerWeights weights(info_, layer, *payload, options_.nan, where_);
     std::map<std::vector<Index>, Group> groups;  // by the tokens that are missing within this prefill
     for (ActiveRun& run : runs_) {
       begin_layer(run, layer);
@@ -265,6 +116,9 @@ class SequenceReplay {
         run.result.prefill = Series(info_.layers, info_.query_heads, info_.prompt);
       }
     }
+    const bool measures = groups.size() > 1 || !groups.begin()->first.empty();
+    RowMeter meter(info_, measures ? finite_values(*payload, layer) : View<const float, 3>{});
+    LayerWeights weights(info_, layer, info_.prompt, *payload, options_.nan, where_);
     const auto stored_rows = static_cast<Index>(info_.prompt_rows.size());
     WeightBlock block;
     for (Index begin = 0; begin < stored_rows; begin += block_rows()) {
@@ -279,8 +133,8 @@ class SequenceReplay {
     for (ActiveRun& run : runs_) {
       Arbiter arbiter(run, info_);
       arbiter.deferred(layer);
-      arbiter.prefill(run.state->prune(layer, run.caches.back()), layer + 1, false);
-      arbiter.prefill(run.state->fit(layer, run.caches.back()), layer + 1, true);
+      arbiter.prefill(run.state->prune(layer, run.caches.back()), Moment::prune, layer);
+      arbiter.prefill(run.state->fit(layer, run.caches.back()), Moment::fit, layer);
     }
   }
 
@@ -299,7 +153,20 @@ class SequenceReplay {
     run.result.prefill_tokens += cache.residents(0) * cache.lanes();
   }
 
-  void observe(const Group& group, const std::vector<Index>& within, const WeightBlock& block, RowMeter& meter) {
+  /// Decides what spans layers, then holds the policy to its limits.
+  void end_prefill(ActiveRun& run) {
+    Arbiter arbiter(run, info_);
+    arbiter.prefill(run.state->balance(run.caches), Moment::balance, info_.layers - 1);
+    for (Index layer = 0; layer < info_.layers; ++layer) {
+      run.result.limits.push_back(run.state->limits(layer));
+    }
+    for (Index layer = 0; layer < info_.layers; ++layer) {
+      arbiter.check_capacity(0, layer);
+    }
+  }
+
+  void observe(const Group& group, const std::vector<Index>& within, const WeightBlock& block,
+               RowMeter& meter) {
     std::vector<Index> present;
     for (Index r = 0; r < block.rows(); ++r) {
       if (!std::ranges::binary_search(within, block.queries[at(r)])) {
@@ -323,14 +190,11 @@ class SequenceReplay {
 
   void decode(Index layer) {
     std::vector<std::unique_ptr<LayerDecode>> states;
-    std::vector<Limits> limits;
     for (ActiveRun& run : runs_) {
       states.push_back(run.state->decode(layer));
-      limits.push_back(run.state->limits(layer));
-      run.result.limits.push_back(limits.back());
     }
     if (info_.steps() > 0) {
-      decode_steps(layer, states, limits);
+      decode_steps(layer, states);
     }
     for (ActiveRun& run : runs_) {
       const LayerCache& cache = run.caches[at(layer)];
@@ -340,17 +204,16 @@ class SequenceReplay {
     }
   }
 
-  void decode_steps(Index layer, std::vector<std::unique_ptr<LayerDecode>>& states,
-                    const std::vector<Limits>& limits) {
+  void decode_steps(Index layer, std::vector<std::unique_ptr<LayerDecode>>& states) {
     const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
     RowMeter meter(info_, finite_values(*payload, layer));
-    LayerWeights weights(info_, layer, *payload, options_.nan, where_);
+    LayerWeights weights(info_, layer, info_.tokens, *payload, options_.nan, where_);
     WeightBlock block;
     for (Index begin = 1; begin <= info_.steps(); begin += block_rows()) {
       weights.decode({begin, std::min(info_.steps() + 1, begin + block_rows())}, block);
       meter.begin();
       for (Index r = 0; r < block.rows(); ++r) {
-        decode_step(layer, begin + r, block, r, meter, states, limits);
+        decode_step(layer, begin + r, block, r, meter, states);
       }
       report(block.rows());
     }
@@ -358,7 +221,7 @@ class SequenceReplay {
   }
 
   void decode_step(Index layer, Index step, const WeightBlock& block, Index block_row, RowMeter& meter,
-                   std::vector<std::unique_ptr<LayerDecode>>& states, const std::vector<Limits>& limits) {
+                   std::vector<std::unique_ptr<LayerDecode>>& states) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
       LayerCache& cache = runs_[i].caches[at(layer)];
@@ -370,14 +233,14 @@ class SequenceReplay {
       (same == groups.end() ? groups.emplace_back() : *same).push_back(i);
     }
     for (const std::vector<std::size_t>& group : groups) {
-      share_step(layer, step, Rows(block, {block_row}, lanes_of(runs_[group.front()].caches[at(layer)])), meter,
-                 group, states, limits);
+      share_step(layer, step, Rows(block, {block_row}, lanes_of(runs_[group.front()].caches[at(layer)])),
+                 meter, group, states);
     }
   }
 
   /// One step of runs with equal residents: all of them decide before any cache changes.
-  void share_step(Index layer, Index step, const Rows& row, RowMeter& meter, const std::vector<std::size_t>& group,
-                  std::vector<std::unique_ptr<LayerDecode>>& states, const std::vector<Limits>& limits) {
+  void share_step(Index layer, Index step, const Rows& row, RowMeter& meter,
+                  const std::vector<std::size_t>& group, std::vector<std::unique_ptr<LayerDecode>>& states) {
     const std::span<const RowMeter::Measured> measured = meter.measure(row, 0);
     std::vector<Decision> decisions;
     for (const std::size_t i : group) {
@@ -385,7 +248,7 @@ class SequenceReplay {
       decisions.push_back(states[i]->step(row, runs_[i].caches[at(layer)]));
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
-      Arbiter(runs_[group[i]], info_).decode(decisions[i], step, layer, limits[group[i]]);
+      Arbiter(runs_[group[i]], info_).decode(decisions[i], step, layer);
     }
   }
 
@@ -448,17 +311,16 @@ class SequenceReplay {
 
   void finish(ActiveRun& run) const {
     RunResult& result = run.result;
-    std::ranges::sort(result.log.entries, {}, [](const LogEntry& e) {
-      return std::tuple(e.step, e.layer, e.lane, e.token);
-    });
+    std::ranges::sort(result.log.entries, {},
+                      [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane, e.token); });
     for (Index layer = 0; layer < info_.layers; ++layer) {
       const LayerCache& cache = run.caches[at(layer)];
       for (Index lane = 0; lane < cache.lanes(); ++lane) {
         std::vector<Index> pending(cache.pending(lane).begin(), cache.pending(lane).end());
         std::ranges::sort(pending);
         for (const Index token : pending) {
-          result.log.pending.push_back({layer, run.policy->lanes() == LaneKind::layer ? kLayerLane : lane, token,
-                                        cache.pending_since(lane, token)});
+          result.log.pending.push_back({layer, run.policy->lanes() == LaneKind::layer ? kLayerLane : lane,
+                                        token, cache.pending_since(lane, token)});
         }
       }
     }
@@ -480,8 +342,9 @@ class SequenceReplay {
       }
     }
     if (info_.steps() > 0 && bare > 0) {
-      run.result.warnings.push_back("0 of " + std::to_string(info_.steps()) + " generated tokens retained in " +
-                                    std::to_string(bare) + " of " + std::to_string(lanes) + " lanes");
+      run.result.warnings.push_back("0 of " + std::to_string(info_.steps()) +
+                                    " generated tokens retained in " + std::to_string(bare) + " of " +
+                                    std::to_string(lanes) + " lanes");
     }
   }
 
@@ -493,10 +356,22 @@ class SequenceReplay {
   Index rows_done_ = 0;
 };
 
+/// The canonical arithmetic needs the processor's default mode; a host program, or a library beside us, may
+/// have changed it.
+void check_floating_point_mode() {
+  volatile float smallest = std::numeric_limits<float>::min();
+  if (smallest * 0.5f == 0.0f || std::fegetround() != FE_TONEAREST) {
+    throw ContractViolation(
+        "floating point does not round to nearest with gradual underflow: some part of this process "
+        "set flush-to-zero or another rounding mode");
+  }
+}
+
 }  // namespace
 
 std::vector<RunResult> replay(Sequence& sequence, const std::vector<std::shared_ptr<const Policy>>& policies,
                               const ReplayOptions& options, const std::string& where) {
+  check_floating_point_mode();
   return SequenceReplay(sequence, policies, options, where).run();
 }
 

@@ -15,26 +15,31 @@ namespace hae {
 struct ReplayOptions {
   NanRule nan = NanRule::error;
 
-  /// Query rows formed at a time; 0 chooses what keeps the working set within a few MiB. It never changes a result.
+  /// Query rows formed at a time; 0 chooses what keeps the working set within a few MiB. It never changes a
+  /// result.
   Index block_rows = 0;
 
-  /// Called now and then with the share of the sequence that is done, in [0, 1]. It may throw to stop the replay.
+  /// Called now and then with the share of the sequence that is done, in [0, 1]. It may throw to stop the
+  /// replay.
   std::function<void(double)> progress;
 };
 
-/// Replays one recorded sequence through every policy, reading the trace once. Open loop: queries, keys and values are
-/// those of the recorded full-cache run, so a row's weights are computed once and an eviction acts on it only through
-/// renormalisation.
+/// Replays one recorded sequence through every policy in one pass: each attention row is read or recomputed
+/// once for all of them (K is read for the prefill and for decoding, V where it is measured). Open loop:
+/// queries, keys and values are those of the recorded full-cache run, so a row's weights are computed once
+/// and an eviction acts on it only through renormalisation.
 ///
-/// Order inside a decode step of a layer: the new token joins each lane; its row is formed over the residents, itself
-/// and pending ones included; the row is measured; the policy observes it and decides; the decision is checked and
-/// applied. Step 0 goes layer by layer, rows ascending: observe, then prune, then fit; after the last layer, balance.
+/// Order inside a decode step of a layer: the new token joins each lane; its row is formed over the
+/// residents, itself and pending ones included; the row is measured; the policy observes it and decides; the
+/// decision is checked and applied. Step 0 goes layer by layer, rows ascending: observe, then prune, then
+/// fit; after the last layer, balance.
 ///
 /// where    begins the message of an error, e.g. `trace.h5`
 /// returns  one result a policy, in order
-/// throws   NeedsError before anything runs, if the trace lacks what a policy needs; TraceError for a payload that
-///          breaks the format; ConfigError for an option that turns out impossible; ContractViolation if a policy
-///          proposes what it may not
+/// throws   NeedsError before anything runs, if the trace lacks what a policy needs; TraceError for a payload
+/// that
+///          breaks the format; ConfigError for an option that turns out impossible; ContractViolation if a
+///          policy proposes what it may not
 std::vector<RunResult> replay(Sequence& sequence, const std::vector<std::shared_ptr<const Policy>>& policies,
                               const ReplayOptions& options, const std::string& where);
 

@@ -7,7 +7,7 @@
 
 // One clone a function for each generation of x86-64: the bits are the same, because every fused operation is
 // written out and contraction is off; only the width of the loops differs.
-#if defined(__x86_64__) && !defined(HAE_SINGLE_TARGET)
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(HAE_SINGLE_TARGET)
 #define HAE_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define HAE_VECTORISED
@@ -45,8 +45,8 @@ HAE_INLINE void logit_tile(const float* queries, Index query_stride, const float
 
 /// Σ c v of `Rows` rows and `Width` dimensions.
 template <Index Rows, Index Width>
-HAE_INLINE void value_tile(const double* coefficients, const Index* tokens, Index token_count, const float* values,
-                           Index head_dim, double* out) {
+HAE_INLINE void value_tile(const double* coefficients, const Index* tokens, Index token_count,
+                           const float* values, Index head_dim, double* out) {
   double sums[Rows][Width] = {};
   for (Index t = 0; t < token_count; ++t) {
     const float* value = values + tokens[t] * head_dim;

@@ -2,9 +2,9 @@
 
 #include "sim/view.hpp"
 
-// The leaf loops of the engine: the canonical arithmetic of sim/arithmetic.hpp, vectorised across keys and never
-// across a sum. Row arrays are indexed by position, start at position 0 and are padded with zeros to a multiple of
-// 32 keys.
+// The leaf loops of the engine: the canonical arithmetic of sim/arithmetic.hpp, vectorised across keys and
+// never across a sum. Row arrays are indexed by position, start at position 0 and are padded with zeros to a
+// multiple of 32 keys.
 
 namespace hae::kernels {
 
@@ -12,7 +12,9 @@ namespace hae::kernels {
 inline constexpr Index kPackedKeys = 32;
 
 /// Length of a row array that holds `keys` keys.
-constexpr Index padded(Index keys) { return (keys + 31) / 32 * 32; }
+constexpr Index padded(Index keys) {
+  return (keys + 31) / 32 * 32;
+}
 
 /// Packs K [keys, head_dim] into [ceil(keys / 32)][head_dim][32], the last block filled up with zeros.
 void pack_keys(const float* keys, Index key_count, Index head_dim, float* packed);
@@ -66,7 +68,7 @@ void gather_normalised(const float* w, float divisor, std::span<const Index> tok
 /// tokens        ascending positions
 /// values        [T, head_dim]
 /// out           [rows, head_dim]
-void weighted_values(const double* coefficients, Index rows, std::span<const Index> tokens, const float* values,
-                     Index head_dim, double* out);
+void weighted_values(const double* coefficients, Index rows, std::span<const Index> tokens,
+                     const float* values, Index head_dim, double* out);
 
 }  // namespace hae::kernels

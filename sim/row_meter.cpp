@@ -23,7 +23,10 @@ double norm(std::span<const double> vector) {
 }  // namespace
 
 RowMeter::RowMeter(const SequenceInfo& info, View<const float, 3> values)
-    : info_(info), values_(values), measured_(static_cast<std::size_t>(info.query_heads)) {}
+    : info_(info), values_(values), measured_(static_cast<std::size_t>(info.query_heads)) {
+  HAE_EXPECTS(values.empty() || (values.extent(0) == info.kv_heads && values.extent(1) == info.tokens &&
+                                 values.extent(2) == info.head_dim));
+}
 
 void RowMeter::form_outputs(const WeightBlock& block) {
   const Index head_dim = *info_.head_dim;
@@ -61,8 +64,8 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
     if (all == 0.0) {
       continue;  // A masked row is in no population.
     }
-    const auto evicted =
-        static_cast<double>(kernels::sum_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
+    const auto evicted = static_cast<double>(
+        kernels::sum_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
     const auto resident = static_cast<double>(rows.resident_sum(h, row));
     measured.removed_all = resident == 0.0;
     if (measured.removed_all) {
@@ -84,44 +87,57 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
 }
 
 void RowMeter::measure_outputs(const Rows& rows, Index row, Index kv_head) {
-  const WeightBlock& block = rows.block();
-  const auto block_row = rows.block_row(row);
-  const Index head_dim = *info_.head_dim;
   const Index first_head = kv_head * info_.group_heads();
   const float* keep = rows.keep_of_head(first_head);
-  const std::vector<Range>& visible = block.visible[block_row];
+  const std::vector<Range>& visible = rows.block().visible[rows.block_row(row)];
   evicted_.clear();
   resident_.clear();
   for (Index j = visible.front().begin; j < visible.back().end; ++j) {
     (keep[j] == 0.0f ? evicted_ : resident_).push_back(j);
   }
+  by_complement_.clear();
+  by_residents_.clear();
   for (Index h = first_head; h < first_head + info_.group_heads(); ++h) {
-    Measured& measured = measured_[static_cast<std::size_t>(h)];
+    const Measured& measured = measured_[static_cast<std::size_t>(h)];
     if (std::isnan(measured.kl)) {
       continue;
     }
-    const double* output = outputs_.data() + (h * block.rows() + static_cast<Index>(block_row)) * head_dim;
-    measured.output_error = 0.0;
-    if (measured.missed_mass > 0.0) {
-      // o' is summed over the residents, or formed from the complement where that is shorter and well conditioned.
-      const bool complement = measured.missed_mass <= 0.5 && evicted_.size() < resident_.size();
-      const std::vector<Index>& tokens = complement ? evicted_ : resident_;
-      const float divisor =
-          complement ? block.sum(h, static_cast<Index>(block_row)) : rows.resident_sum(h, row);
-      coefficients_.resize(tokens.size());
-      partial_.resize(static_cast<std::size_t>(head_dim));
-      kernels::gather_normalised(block.row(h, static_cast<Index>(block_row)), divisor, tokens,
-                                 coefficients_.data());
-      kernels::weighted_values(coefficients_.data(), 1, tokens, values_[kv_head].data(), head_dim,
-                               partial_.data());
-      for (Index i = 0; i < head_dim; ++i) {
-        double& element = partial_[static_cast<std::size_t>(i)];
-        const double evicting = complement ? (output[i] - element) / (1.0 - measured.missed_mass) : element;
-        element = output[i] - evicting;
-      }
-      measured.output_error = norm(partial_);
+    // o' is summed over the residents, or formed from the complement where that is shorter and well
+    // conditioned.
+    const bool complement = measured.missed_mass <= 0.5 && evicted_.size() < resident_.size();
+    (complement ? by_complement_ : by_residents_).push_back(h);
+  }
+  measure_outputs_of(rows, row, kv_head, by_complement_, evicted_, true);
+  measure_outputs_of(rows, row, kv_head, by_residents_, resident_, false);
+}
+
+void RowMeter::measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,
+                                  const std::vector<Index>& tokens, bool complement) {
+  const WeightBlock& block = rows.block();
+  const auto block_row = static_cast<Index>(rows.block_row(row));
+  const Index head_dim = *info_.head_dim;
+  coefficients_.resize(heads.size() * tokens.size());
+  partial_.resize(heads.size() * static_cast<std::size_t>(head_dim));
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    const float divisor = complement ? block.sum(heads[i], block_row) : rows.resident_sum(heads[i], row);
+    kernels::gather_normalised(block.row(heads[i], block_row), divisor, tokens,
+                               coefficients_.data() + i * tokens.size());
+  }
+  kernels::weighted_values(coefficients_.data(), static_cast<Index>(heads.size()), tokens,
+                           values_[kv_head].data(), head_dim, partial_.data());
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    Measured& measured = measured_[static_cast<std::size_t>(heads[i])];
+    const double* output = outputs_.data() + (heads[i] * block.rows() + block_row) * head_dim;
+    double* difference = partial_.data() + static_cast<Index>(i) * head_dim;
+    for (Index d = 0; d < head_dim; ++d) {
+      const double evicting =
+          complement ? (output[d] - difference[d]) / (1.0 - measured.missed_mass) : difference[d];
+      difference[d] = output[d] - evicting;
     }
-    const double length = norm({output, static_cast<std::size_t>(head_dim)});
+    const auto size = static_cast<std::size_t>(head_dim);
+    // Where nothing is missed a' is a, and the error is 0 by definition, not by rounding.
+    measured.output_error = measured.missed_mass > 0.0 ? norm({difference, size}) : 0.0;
+    const double length = norm({output, size});
     measured.output_error_relative = length > 0.0 ? measured.output_error / length : kAbsent;
   }
 }

@@ -31,6 +31,8 @@ class RowMeter {
  private:
   void form_outputs(const WeightBlock& block);
   void measure_outputs(const Rows& rows, Index row, Index kv_head);
+  void measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,
+                          const std::vector<Index>& tokens, bool complement);
 
   const SequenceInfo& info_;
   View<const float, 3> values_;
@@ -39,6 +41,8 @@ class RowMeter {
   std::vector<Measured> measured_;
   std::vector<Index> evicted_;
   std::vector<Index> resident_;
+  std::vector<Index> by_complement_;  ///< heads whose o' is formed from what was evicted
+  std::vector<Index> by_residents_;
   std::vector<double> coefficients_;
   std::vector<double> partial_;
 };

@@ -57,6 +57,8 @@ void Rows::reduce(const Reduction& reduction, std::vector<double>& out) const {
 }
 
 std::span<const double> Rows::values(const Reduction& reduction, Index lane, Index row) const {
+  HAE_EXPECTS(row >= 0 && row < rows() && lane >= 0);
+  HAE_EXPECTS(lane < (reduction.lanes == LaneKind::layer ? 1 : block_.kv_heads));
   const auto [entry, is_new] = values_.try_emplace(reduction);
   if (is_new) {
     reduce(reduction, entry->second);

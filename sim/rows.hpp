@@ -9,8 +9,8 @@
 
 namespace hae {
 
-/// Weights of some queries of one layer over their full key sets, before any eviction: computed once, shared by
-/// every run.
+/// Weights of some queries of one layer over their full key sets, before any eviction: computed once, shared
+/// by every run.
 ///
 /// weights  [query_heads, rows, stride]  w_j; zero where the mask forbids; by position, padded to 32
 /// sums     [query_heads, rows]          canonical sum of w over all keys; 0 for a masked row
@@ -48,8 +48,8 @@ struct Reduction {
   auto operator<=>(const Reduction&) const = default;
 };
 
-/// What a policy observes: attention of some queries over the residents of a cache. Values are formed when asked for
-/// and shared by all runs whose caches hold the same tokens.
+/// What a policy observes: attention of some queries over the residents of a cache. Values are formed when
+/// asked for and shared by all runs whose caches hold the same tokens.
 class Rows {
  public:
   /// The listed rows of a block, over the tokens that `keep` holds: one array a lane, or one for all lanes.
@@ -64,7 +64,8 @@ class Rows {
   /// Keys that a row's query sees by the mask, resident or not.
   [[nodiscard]] std::span<const Range> visible(Index row) const { return block_.visible[block_row(row)]; }
 
-  /// One row of one lane: (sum over its query heads, ascending, of double(a'))/heads, or their maximum or sum.
+  /// One row of one lane: (sum over its query heads, ascending, of double(a'))/heads, or their maximum or
+  /// sum.
   ///
   ///   a'_j = w_j / (sum of w over residents), 0 for evicted tokens and in a head that has no mass left
   ///   a_j  = w_j / (sum of w over all keys)     with Attention::full
@@ -72,16 +73,15 @@ class Rows {
   /// returns [keys] by position, keys at least one past the last visible one
   [[nodiscard]] std::span<const double> values(const Reduction& reduction, Index lane, Index row) const;
 
-  /// Canonical sum of w over the residents, in one head.
-  [[nodiscard]] float resident_sum(Index head, Index row) const;
+ private:
+  friend class RowMeter;  // measures on the full-cache weights, which a policy must not see
 
   [[nodiscard]] const WeightBlock& block() const { return block_; }
   [[nodiscard]] std::size_t block_row(Index row) const {
     return static_cast<std::size_t>(rows_[static_cast<std::size_t>(row)]);
   }
   [[nodiscard]] const float* keep_of_head(Index head) const;
-
- private:
+  [[nodiscard]] float resident_sum(Index head, Index row) const;
   void reduce(const Reduction& reduction, std::vector<double>& out) const;
 
   const WeightBlock& block_;

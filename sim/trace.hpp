@@ -10,7 +10,8 @@
 
 namespace hae {
 
-/// How the attention of a trace was stored: as queries, keys and values to recompute it from, or as probabilities.
+/// How the attention of a trace was stored: as queries, keys and values to recompute it from, or as
+/// probabilities.
 enum class Payload { qkv, attention };
 
 /// What one layer's mask allows besides causality.
@@ -59,9 +60,7 @@ struct SequenceInfo {
   [[nodiscard]] bool is_visual(Index position) const {
     return image[static_cast<std::size_t>(position)] >= 0;
   }
-  [[nodiscard]] bool has_all_prompt_rows() const {
-    return static_cast<Index>(prompt_rows.size()) == prompt;
-  }
+  [[nodiscard]] bool has_all_prompt_rows() const { return static_cast<Index>(prompt_rows.size()) == prompt; }
 };
 
 /// One layer of one sequence, opened for reading. Views stay valid while the object lives.

@@ -29,11 +29,7 @@ class View {
   }
 
   /// A view of mutable elements is also a view of constant ones.
-  operator View<const T, Rank>() const
-    requires(!std::is_const_v<T>)
-  {
-    return {data_, extents_};
-  }
+  operator View<const T, Rank>() const requires(!std::is_const_v<T>) { return {data_, extents_}; }
 
   [[nodiscard]] Index extent(std::size_t axis) const { return extents_[axis]; }
   [[nodiscard]] T* data() const { return data_; }
@@ -63,9 +59,7 @@ class View {
   }
 
   /// A vector as a standard span.
-  [[nodiscard]] std::span<T> span() const
-    requires(Rank == 1)
-  {
+  [[nodiscard]] std::span<T> span() const requires(Rank == 1) {
     return {data_, static_cast<std::size_t>(extents_[0])};
   }
 

@@ -8,17 +8,24 @@
 
 namespace hae {
 
-LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, LayerPayload& payload, NanRule rule,
-                           std::string where)
-    : info_(info), layer_(layer), payload_(payload), rule_(rule), where_(std::move(where)), mask_(info, layer) {
+LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, Index keys, LayerPayload& payload,
+                           NanRule rule, std::string where)
+    : info_(info),
+      layer_(layer),
+      payload_(payload),
+      rule_(rule),
+      where_(std::move(where)),
+      mask_(info, layer) {
   if (info.payload == Payload::attention) {
     return;
   }
-  const View<const float, 3> keys = payload.keys();
-  packed_head_ = kernels::padded(info.tokens) * *info.head_dim;
+  const View<const float, 3> all_keys = payload.keys();
+  HAE_EXPECTS(all_keys.extent(0) == info.kv_heads && all_keys.extent(1) == info.tokens &&
+              all_keys.extent(2) == *info.head_dim);
+  packed_head_ = kernels::padded(keys) * *info.head_dim;
   packed_keys_.resize(static_cast<std::size_t>(info.kv_heads * packed_head_));
   for (Index h = 0; h < info.kv_heads; ++h) {
-    kernels::pack_keys(keys[h].data(), info.tokens, *info.head_dim, packed_keys_.data() + h * packed_head_);
+    kernels::pack_keys(all_keys[h].data(), keys, *info.head_dim, packed_keys_.data() + h * packed_head_);
   }
 }
 
@@ -111,7 +118,8 @@ void LayerWeights::recompute(Range queries, WeightBlock& block) {
   }
 }
 
-void LayerWeights::softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query) {
+void LayerWeights::softmax_numerators(float* row, const std::vector<Range>& visible, Index head,
+                                      Index query) {
   float largest = -std::numeric_limits<float>::infinity();
   bool finite = true;
   for (const Range& range : visible) {
@@ -166,7 +174,8 @@ void LayerWeights::check_probabilities(float* row, Index stride, const std::vect
     const bool seen = range != visible.end() && j >= range->begin;
     const auto expected = [&](const char* what) {
       fail(head, query,
-           "the probability of key " + std::to_string(j) + " is " + std::to_string(row[j]) + ", expected " + what);
+           "the probability of key " + std::to_string(j) + " is " + std::to_string(row[j]) + ", expected " +
+               what);
     };
     if (!std::isfinite(row[j])) {
       if (rule_ == NanRule::error) {
@@ -187,7 +196,8 @@ void LayerWeights::check_probabilities(float* row, Index stride, const std::vect
   lowered_ += lowered;
   if (lowered == 0 && !all_zero && !(std::abs(sum - 1.0) <= info_.row_sum_tolerance)) {
     fail(head, query,
-         "the row sums to " + std::to_string(sum) + ", expected 1 ± " + std::to_string(info_.row_sum_tolerance));
+         "the row sums to " + std::to_string(sum) + ", expected 1 ± " +
+             std::to_string(info_.row_sum_tolerance));
   }
 }
 
@@ -210,8 +220,8 @@ void LayerWeights::finish_row(WeightBlock& block, Index head, Index row) {
 }
 
 void LayerWeights::fail(Index head, Index query, const std::string& message) const {
-  throw TraceError(where_ + ", layer " + std::to_string(layer_) + ", head " + std::to_string(head) + ", row " +
-                   std::to_string(query) + ": " + message);
+  throw TraceError(where_ + ", layer " + std::to_string(layer_) + ", head " + std::to_string(head) +
+                   ", row " + std::to_string(query) + ": " + message);
 }
 
 }  // namespace hae

@@ -18,8 +18,10 @@ enum class NanRule {
 /// Forms the full-cache weights of one layer: recomputed from Q and K by the canonical arithmetic, or read.
 class LayerWeights {
  public:
-  /// where: begins the message of a TraceError, e.g. `trace.h5: sequence 'board 3'`.
-  LayerWeights(const SequenceInfo& info, Index layer, LayerPayload& payload, NanRule rule, std::string where);
+  /// keys   one past the last key that any row asked for will see: P for the prompt, T for decoding
+  /// where  begins the message of a TraceError, e.g. `trace.h5: sequence 'board 3'`
+  LayerWeights(const SequenceInfo& info, Index layer, Index keys, LayerPayload& payload, NanRule rule,
+               std::string where);
 
   /// Stored prompt rows with indices `rows` into SequenceInfo::prompt_rows.
   void prompt(Range rows, WeightBlock& block);
@@ -48,7 +50,7 @@ class LayerWeights {
   NanRule rule_;
   std::string where_;
   Mask mask_;
-  std::vector<float> packed_keys_;  ///< [kv_heads, ceil(T / 32), head_dim, 32]
+  std::vector<float> packed_keys_;  ///< [kv_heads, ceil(keys / 32), head_dim, 32]
   Index packed_head_ = 0;           ///< elements of one KV head in packed_keys_
   std::vector<float> staging_;
   Index lowered_ = 0;

@@ -19,7 +19,7 @@ void write_scalar(hid_t object, const std::string& name, hid_t type, hid_t memor
   const Handle attribute(H5Acreate2(object, name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT));
   if (!attribute.valid() || H5Awrite(attribute.get(), memory_type, value) < 0) {
     cannot_write("attribute '", name, "': cannot be written (", library_reason(),
-           "); check the space left on the disk");
+                 "); check the space left on the disk");
   }
 }
 
@@ -28,13 +28,13 @@ void refuse_when_locked(const std::filesystem::path& partial) {
   const int descriptor = ::open(partial.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor < 0) {
     cannot_write(partial.string(), ": cannot be written (", std::strerror(errno),
-           "); check the folder and its permissions");
+                 "); check the folder and its permissions");
   }
   const bool locked = ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   ::close(descriptor);
   if (locked) {
     cannot_write(partial.string(),
-           ": locked by another process, which is writing it; wait, or write to another name");
+                 ": locked by another process, which is writing it; wait, or write to another name");
   }
 }
 
@@ -109,7 +109,7 @@ OutputFile::~OutputFile() {
 void OutputFile::check(herr_t status, const std::string& what) const {
   if (status < 0) {
     cannot_write(partial_.string(), ": ", what, " cannot be written (", library_reason(),
-           "); check the space left on the disk");
+                 "); check the space left on the disk");
   }
 }
 
@@ -187,7 +187,7 @@ void OutputFile::finish() {
   std::filesystem::rename(partial_, path_, error);
   if (error) {
     cannot_write(path_.string(), ": cannot be replaced (", error.message(),
-           "); check the folder and its permissions");
+                 "); check the folder and its permissions");
   }
   finished_ = true;
 }

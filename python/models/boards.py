@@ -119,10 +119,38 @@ def _place_digit(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(placed, dtype=np.float64)
 
 
+def _distorted(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Another way of writing a digit, 8 x 8: turned, sheared, stretched, thicker or thinner."""
+    angle = np.deg2rad(rng.uniform(-10.0, 10.0))
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    shear = np.array([[1.0, rng.uniform(-0.25, 0.25)], [0.0, 1.0]])
+    matrix = np.diag(1.0 / rng.uniform(0.85, 1.15, size=2)) @ shear @ turn
+    offset = 16.0 - matrix @ (16.0 + rng.uniform(-2.0, 2.0, size=2))
+    large = Image.fromarray((image * (255.0 / 16.0)).astype(np.uint8)).resize(
+        (32, 32), Image.Resampling.BICUBIC
+    )
+    warped = large.transform(
+        (32, 32),
+        Image.Transform.AFFINE,
+        (*matrix[0], offset[0], *matrix[1], offset[1]),
+        resample=Image.Resampling.BILINEAR,
+    )
+    values = np.asarray(warped.resize((8, 8), Image.Resampling.BOX), dtype=np.float64) / 255.0
+    values = values ** rng.uniform(0.6, 1.6) + rng.normal(0.0, 0.05, size=values.shape)
+    return np.clip(values, 0.0, 1.0) * 16.0
+
+
 def make_board(
-    pool: DigitPool, rng: np.random.Generator, fewest_digits: int = 4, most_digits: int = 9
+    pool: DigitPool,
+    rng: np.random.Generator,
+    fewest_digits: int = 4,
+    most_digits: int = 9,
+    distortion: float = 0.0,
 ) -> Board:
-    """A random board with `fewest_digits` to `most_digits` digits (both included)."""
+    """A random board with `fewest_digits` to `most_digits` digits (both included).
+
+    distortion  probability that a digit is distorted as well; for training only
+    """
     count = int(rng.integers(fewest_digits, most_digits + 1))
     pixels = np.zeros((BOARD_PIXELS, BOARD_PIXELS))
     digits = np.full((CELLS, CELLS), NO_DIGIT)
@@ -133,6 +161,8 @@ def make_board(
         view = pixels[top : top + CELL_PIXELS, left : left + CELL_PIXELS]
         if rank < count:
             image, label = pool.draw(rng)
+            if distortion > 0 and rng.random() < distortion:
+                image = _distorted(image, rng)
             digits[row, column] = label
             view += _place_digit(image, rng) * rng.uniform(0.8, 1.0)
         elif rng.random() < 0.6:

@@ -43,6 +43,7 @@ class Stage:
 
     digits_until  [(share of the stage, most digits on a board)], shares ascending
     token_dropout  probability that a picture loses visual tokens
+    distortion     probability that a digit is written in another way
     """
 
     name: str
@@ -52,12 +53,14 @@ class Stage:
     final_rate: float
     digits_until: tuple[tuple[float, int, int], ...]
     token_dropout: float = 0.0
+    distortion: float = 0.0
 
 
 STAGES = (
     Stage("vision", 1000, 24, 2e-3, 5e-4, ((1.0, 3, 9),)),
     Stage("joint", 2200, 10, 2e-3, 4e-4, ((0.2, 2, 5), (0.4, 2, 7), (1.0, 3, 9))),
     Stage("dropout", 1400, 10, 1e-3, 2e-5, ((1.0, 3, 9),), token_dropout=0.75),
+    Stage("distortion", 900, 10, 1e-3, 1e-5, ((1.0, 3, 9),), token_dropout=0.6, distortion=0.7),
 )
 
 
@@ -404,7 +407,9 @@ def train_stage(
         fewest, most = next(
             (low, high) for until, low, high in stage.digits_until if step < until * steps
         )
-        batch = [boards.make_board(pool, rng, fewest, most) for _ in range(stage.batch)]
+        batch = [
+            boards.make_board(pool, rng, fewest, most, stage.distortion) for _ in range(stage.batch)
+        ]
         if stage.name == "vision":
             loss = trainee.vision_loss(batch)
         else:

@@ -18,14 +18,15 @@ enum ExitCode : int {
   kClaimFailed = 5,
 };
 
-/// Thrown by a subcommand whose work is done and whose answer is no (exit code 1). The message goes to stderr.
+/// Thrown by a subcommand whose work is done and whose answer is no (exit code 1). The message goes to
+/// stderr.
 class AnswerIsNo : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Each adds one subcommand. Its callback writes results to stdout and throws the library's errors (or CLI::Error);
-// main turns an exception into one line on stderr and an exit code.
+// Each adds one subcommand. Its callback writes results to stdout and throws the library's errors (or
+// CLI::Error); main turns an exception into one line on stderr and an exit code.
 void add_info(CLI::App& app);
 void add_check(CLI::App& app);
 void add_synth(CLI::App& app);

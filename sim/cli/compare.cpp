@@ -1,5 +1,5 @@
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>
@@ -86,12 +86,15 @@ void run(Arguments& arguments) {
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
   }
-  const std::vector<RunRecord> records = compare(options);
   Json runs = Json::array();
-  for (const RunRecord& record : records) {
-    runs.push_back(run_json(record));
-  }
-  const Json summary = summary_json(records, runs);
+  std::vector<std::string> groups;
+  compare(options, [&](const std::vector<RunRecord>& records) {
+    for (const RunRecord& record : records) {
+      runs.push_back(run_json(record));
+      groups.push_back(record.info.group);
+    }
+  });
+  const Json summary = summary_json(runs, groups);
   if (!arguments.json.empty()) {
     Json result;
     result["schema"] = "hae.compare/1";
@@ -104,18 +107,20 @@ void run(Arguments& arguments) {
   if (!arguments.csv.empty()) {
     write_file(arguments.csv, csv_text(runs));
   }
-  const std::size_t sequences = records.size() / options.policies.size();
-  fmt::print("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n\n", sequences,
-             sequences == 1 ? "" : "s");
+  const std::size_t sequences = runs.size() / options.policies.size();
+  fmt::print("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n\n",
+             sequences, sequences == 1 ? "" : "s");
   std::fputs(summary_table(summary).c_str(), stdout);
   const std::string warnings = warning_lines(runs);
   fmt::print("{}{}", warnings.empty() ? "" : "\n", warnings);
-  const auto unequal = std::ranges::count_if(records, [](const RunRecord& r) { return r.unequal; });
+  const auto unequal =
+      std::ranges::count_if(runs, [](const Json& run) { return run["unequal"].get<bool>(); });
   if (unequal > 0 && !arguments.allow_unequal) {
-    throw AnswerIsNo(fmt::format(
-        "{} of {} runs hold more or fewer mean bytes than the first policy's by over 1 % and one token a lane; match "
-        "budgets with --match mean, or accept it with --allow-unequal",
-        unequal, records.size()));
+    throw AnswerIsNo(
+        fmt::format("{} of {} runs hold more or fewer mean bytes than the first policy's by over 1 % and one "
+                    "token a lane; match "
+                    "budgets with --match mean, or accept it with --allow-unequal",
+                    unequal, runs.size()));
   }
 }
 
@@ -123,7 +128,8 @@ void run(Arguments& arguments) {
 
 void add_compare(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("compare", "Replay traces through several policies and compare what they lose");
+  CLI::App* command =
+      app.add_subcommand("compare", "Replay traces through several policies and compare what they lose");
   command->add_option("traces", arguments->comparison.traces, "Trace files")->required()->type_name("TRACE");
   command
       ->add_option("--policy", arguments->comparison.policies,
@@ -140,7 +146,8 @@ void add_compare(CLI::App& app) {
   command->add_flag("--allow-unequal", arguments->allow_unequal, "Exit 0 though mean bytes differ");
   add_replay_options(*command, arguments->replay);
   command->footer(
-      "Example:\n  hae compare traces/data/*.h5 --policy hae:r=0.007,alpha=0.008 --policy greedy --policy full --match mean");
+      "Example:\n  hae compare traces/data/*.h5 --policy hae:r=0.007,alpha=0.008 --policy greedy --policy "
+      "full --match mean");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -39,12 +39,13 @@ class Matcher {
   Matcher(const Policies& policies, MatchTarget target) : policies_(policies), target_(target) {}
 
   /// One more reading of the sequence: the first policy, and the prompt pruning of those that prune.
-  [[nodiscard]] Policies matched(Sequence& sequence, const ReplayOptions& options, const std::string& where) const {
+  [[nodiscard]] Policies matched(Sequence& sequence, const ReplayOptions& options,
+                                 const std::string& where) const {
     const SequenceInfo& info = sequence.info();
     Policies probes{policies_.front()};
     for (std::size_t i = 1; i < policies_.size(); ++i) {
       if (policies_[i]->budget_is_open() && policies_[i]->prunes()) {
-        probes.push_back(policies_[i]);
+        probes.push_back(policies_[i]->with_budget(info.tokens));  // evicts nothing but what it prunes
       }
     }
     const std::vector<RunResult> results = replay(sequence, probes, options, where);
@@ -68,18 +69,18 @@ class Matcher {
   MatchTarget target_;
 };
 
-/// The first run is measured against itself, and `full` has no budget to be unequal to; when it comes first the others
-/// are measured against it.
-void mark_unequal(std::vector<RunRecord>& records, std::size_t first) {
-  for (std::size_t i = first + 1; i < records.size(); ++i) {
-    records[i].unequal =
-        records[i].spec != "full" && unequal_bytes(records[i].info, records[first].result, records[i].result);
+/// The first run is measured against itself, and `full` has no budget to be unequal to; when it comes first
+/// the others are measured against it.
+void mark_unequal(std::vector<RunRecord>& records) {
+  for (RunRecord& record : records) {
+    record.unequal = &record != &records.front() && record.spec != "full" &&
+                     unequal_bytes(record.info, records.front().result, record.result);
   }
 }
 
 }  // namespace
 
-std::vector<RunRecord> compare(const ComparisonOptions& options) {
+void compare(const ComparisonOptions& options, const std::function<void(std::vector<RunRecord>)>& take) {
   const Policies policies = make_policies(options.policies);
   std::vector<std::unique_ptr<traces::TraceFile>> files;
   Index all_sequences = 0;
@@ -88,33 +89,38 @@ std::vector<RunRecord> compare(const ComparisonOptions& options) {
     all_sequences += files.back()->sequences();
   }
   Progress progress("replaying", static_cast<double>(all_sequences));
-  std::vector<RunRecord> records;
   Index sequence_index = 0;
+  bool found = false;
   for (const std::unique_ptr<traces::TraceFile>& file : files) {
     for (Index i = 0; i < file->sequences(); ++i, ++sequence_index) {
-      if (options.sequence && !selects(*options.sequence, file->sequence_names()[static_cast<std::size_t>(i)], i)) {
+      if (options.sequence &&
+          !selects(*options.sequence, file->sequence_names()[static_cast<std::size_t>(i)], i)) {
         continue;
       }
+      found = true;
       const std::unique_ptr<Sequence> sequence = file->open(i);
-      ReplayOptions replay_options{.nan = options.nan, .block_rows = 0, .progress = {}};
-      replay_options.progress = [&](double share) { progress.show(static_cast<double>(sequence_index) + share); };
-      const Policies as_run = options.match ? Matcher(policies, *options.match)
-                                                  .matched(*sequence, replay_options, file->name())
-                                            : policies;
+      ReplayOptions replay_options;
+      replay_options.nan = options.nan;
+      replay_options.progress = [&](double share) {
+        progress.show(static_cast<double>(sequence_index) + share);
+      };
+      const Policies as_run =
+          options.match ? Matcher(policies, *options.match).matched(*sequence, replay_options, file->name())
+                        : policies;
       std::vector<RunResult> results = replay(*sequence, as_run, replay_options, file->name());
-      const std::size_t first = records.size();
+      std::vector<RunRecord> records;
       for (std::size_t p = 0; p < policies.size(); ++p) {
-        records.push_back({file->name(), sequence_index, i, sequence->info(), policies[p]->spec(),
-                           as_run[p]->options(), std::move(results[p]), false});
+        records.push_back({sequence_index, i, sequence->info(), policies[p]->spec(), as_run[p]->options(),
+                           std::move(results[p]), false});
       }
-      mark_unequal(records, first);
+      mark_unequal(records);
+      take(std::move(records));
     }
   }
-  if (records.empty() && options.sequence) {
-    throw ConfigError("--sequence: no sequence is named '" + *options.sequence +
+  if (!found) {
+    throw ConfigError("--sequence: no sequence is named '" + options.sequence.value_or("") +
                       "' or has that index; `hae info` lists them");
   }
-  return records;
 }
 
 }  // namespace hae::cli

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,9 +13,9 @@ namespace hae::cli {
 
 /// What to replay and how.
 struct ComparisonOptions {
-  std::vector<std::string> traces;           ///< paths
-  std::vector<std::string> policies;         ///< specs
-  std::optional<std::string> sequence;       ///< name or index; none: all
+  std::vector<std::string> traces;      ///< paths
+  std::vector<std::string> policies;    ///< specs
+  std::optional<std::string> sequence;  ///< name or index; none: all
   std::optional<MatchTarget> match;
   NanRule nan = NanRule::error;
   bool lock = true;
@@ -22,19 +23,19 @@ struct ComparisonOptions {
 
 /// One policy's run over one sequence.
 struct RunRecord {
-  std::string trace;
   Index sequence_index = 0;  ///< over all traces, in order
   Index index_in_trace = 0;
   SequenceInfo info;
-  std::string spec;          ///< canonical, as given
+  std::string spec;                                          ///< canonical, as given
   std::vector<std::pair<std::string, std::string>> options;  ///< as run: a matched budget included
   RunResult result;
   bool unequal = false;
 };
 
-/// Replays every sequence of the traces through every policy, in order of traces, sequences and policies.
+/// Replays every sequence of the traces through every policy, in order of traces and sequences, and hands the
+/// runs of each sequence to `take`, in order of policies: no more than one sequence's measurements are held.
 ///
 /// throws  ConfigError for an unknown policy, option or sequence; TraceError for a bad trace
-std::vector<RunRecord> compare(const ComparisonOptions& options);
+void compare(const ComparisonOptions& options, const std::function<void(std::vector<RunRecord>)>& take);
 
 }  // namespace hae::cli

@@ -1,6 +1,6 @@
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>
@@ -29,8 +29,10 @@ int fail(ExitCode code, std::string message) {
 void build(CLI::App& app) {
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);
-  app.footer("`hae WORD` with another word runs the program hae-WORD, if there is one.\n"
-             "Exit codes: 0 done, 1 the answer is no, 2 usage, 3 bad input file, 4 device, 5 a proved claim failed.");
+  app.footer(
+      "`hae WORD` with another word runs the program hae-WORD, if there is one.\n"
+      "Exit codes: 0 done, 1 the answer is no, 2 usage, 3 bad input file, 4 device, 5 a proved claim "
+      "failed.");
   add_info(app);
   add_check(app);
   add_synth(app);
@@ -50,7 +52,7 @@ bool is_foreign(const CLI::App& app, const std::string& word) {
 /// Replaces this process with hae-WORD; returns only if there is no such program.
 int run_foreign(char** argv) {
   const std::string program = std::string("hae-") + argv[1];
-  std::vector<char*> arguments(argv + 1, argv + 1);
+  std::vector<char*> arguments;
   std::string name = program;
   arguments.push_back(name.data());
   for (char** argument = argv + 2; *argument != nullptr; ++argument) {
@@ -60,21 +62,23 @@ int run_foreign(char** argv) {
   if (program.find('/') == std::string::npos) {
     execvp(program.c_str(), arguments.data());
   }
-  return fail(kUsage, fmt::format("unknown command '{}', and no program {} on the path; see hae --help", argv[1], program));
+  return fail(kUsage, fmt::format("unknown command '{}', and no program {} on the path; see hae --help",
+                                  argv[1], program));
 }
 
 int run(int argc, char** argv) {
   set_command(argc, argv);
-  CLI::App app{"What happens to a model when tokens are evicted from its KV cache: replays recorded attention through "
-               "eviction policies and measures what each loses.",
-               "hae"};
+  CLI::App app{
+      "What happens to a model when tokens are evicted from its KV cache: replays recorded attention through "
+      "eviction policies and measures what each loses.",
+      "hae"};
   build(app);
   if (argc > 1 && is_foreign(app, argv[1])) {
     return run_foreign(argv);
   }
   try {
     app.parse(argc, argv);
-    if (std::fflush(stdout) != 0) {
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       return fail(kUsage, "the output cannot be written; check the disk or the pipe");
     }
     return kDone;
@@ -103,4 +107,6 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace hae::cli
 
-int main(int argc, char** argv) { return hae::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  return hae::cli::run(argc, argv);
+}

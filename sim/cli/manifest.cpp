@@ -21,7 +21,8 @@ std::string& command_storage() {
 /// A word as a shell would read it back.
 std::string quoted(std::string_view word) {
   const bool plain = !word.empty() && std::ranges::all_of(word, [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("_-./:=,%@+").find(c) != std::string_view::npos;
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("_-./:=,%@+").find(c) != std::string_view::npos;
   });
   if (plain) {
     return std::string(word);
@@ -57,7 +58,9 @@ void set_command(int argc, char** argv) {
   }
 }
 
-const std::string& command() { return command_storage(); }
+const std::string& command() {
+  return command_storage();
+}
 
 std::string version_text() {
   return fmt::format("hae {} ({}, {}), backends: reference", HAE_VERSION, HAE_COMPILER, HAE_BUILD_TYPE);

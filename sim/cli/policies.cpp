@@ -1,5 +1,5 @@
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>
@@ -30,7 +30,8 @@ void print_one(const std::string& name) {
       fmt::print("\n{:<12} {:<10} {:<48} {}\n", "option", "default", "allowed", "meaning");
     }
     for (const reference::OptionInfo& option : info.options) {
-      fmt::print("{:<12} {:<10} {:<48} {}\n", option.key, option.default_value, option.allowed, option.meaning);
+      fmt::print("{:<12} {:<10} {:<48} {}\n", option.key, option.default_value, option.allowed,
+                 option.meaning);
     }
     return;
   }
@@ -41,7 +42,8 @@ void print_one(const std::string& name) {
 
 void add_policies(CLI::App& app) {
   auto name = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("policies", "List the policies, or show one: options, source, fidelity");
+  CLI::App* command =
+      app.add_subcommand("policies", "List the policies, or show one: options, source, fidelity");
   command->add_option("name", *name, "A policy's name");
   command->footer("Example:\n  hae policies hae");
   command->callback([name] { name->empty() ? print_all() : print_one(*name); });

@@ -34,8 +34,8 @@ void Progress::show(double done) {
   const double share = total_ > 0.0 ? std::clamp(done / total_, 0.0, 1.0) : 0.0;
   const int filled = static_cast<int>(share * kWidth);
   const double left = share > 0.0 ? elapsed / share - elapsed : 0.0;
-  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {:.0f} s left\033[K", label_, "", filled, "", kWidth - filled,
-             share * 100.0, left);
+  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {:.0f} s left\033[K", label_, "", filled, "",
+             kWidth - filled, share * 100.0, left);
   std::fflush(stderr);
 }
 

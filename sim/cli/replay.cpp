@@ -1,5 +1,5 @@
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>
@@ -22,23 +22,8 @@ struct Arguments {
   ReplayArguments replay;
 };
 
-void write_run(const std::string& path, const std::string& trace, const std::vector<RunRecord>& records) {
-  traces::StoredRuns stored;
-  stored.trace = trace;
-  stored.trace_sha256 = sha256_of_file(trace);
-  for (const RunRecord& record : records) {
-    stored.runs.push_back({record.index_in_trace, record.info.name, record.spec, record.options, record.result.lanes,
-                           record.result.log});
-  }
-  traces::write_runs(path, stored);
-}
-
-void print_summary(const std::vector<RunRecord>& records) {
-  Json runs = Json::array();
-  for (const RunRecord& record : records) {
-    runs.push_back(run_json(record));
-  }
-  std::fputs(summary_table(summary_json(records, runs)).c_str(), stdout);
+void print_summary(const Json& runs, const std::vector<std::string>& groups) {
+  std::fputs(summary_table(summary_json(runs, groups)).c_str(), stdout);
   for (const Json& run : runs) {
     fmt::print("{}: log sha256 {}, {} pending at the end\n", run["sequence"]["name"].get<std::string>(),
                run["log_sha256"].get<std::string>(), run["pending_final"].get<Index>());
@@ -51,18 +36,29 @@ void run(const Arguments& arguments) {
   options.traces = {arguments.trace};
   options.policies = {arguments.policy};
   apply(arguments.replay, options);
-  const std::vector<RunRecord> records = compare(options);
+  traces::StoredRuns stored;
+  Json runs = Json::array();
+  std::vector<std::string> groups;
+  compare(options, [&](std::vector<RunRecord> records) {
+    RunRecord& record = records.front();
+    runs.push_back(run_json(record));
+    groups.push_back(record.info.group);
+    stored.runs.push_back({record.index_in_trace, record.info.name, record.spec, record.options,
+                           record.result.lanes, std::move(record.result.log)});
+  });
   if (!arguments.out.empty()) {
-    write_run(arguments.out, arguments.trace, records);
+    stored.trace = arguments.trace;
+    stored.trace_sha256 = sha256_of_file(arguments.trace);
+    traces::write_runs(arguments.out, stored);
   }
   if (!arguments.events) {
-    print_summary(records);
+    print_summary(runs, groups);
     return;
   }
-  const bool several = records.size() > 1;
-  for (const RunRecord& record : records) {
-    std::fputs(to_json_lines(record.result.log, several ? std::optional(record.index_in_trace) : std::nullopt).c_str(),
-               stdout);
+  const bool several = stored.runs.size() > 1;
+  for (const traces::StoredRun& run : stored.runs) {
+    const std::optional<Index> sequence = several ? std::optional(run.sequence_index) : std::nullopt;
+    std::fputs(to_json_lines(run.log, sequence).c_str(), stdout);
   }
 }
 
@@ -72,9 +68,13 @@ void add_replay(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("replay", "Replay a trace through one policy");
   command->add_option("trace", arguments->trace, "Trace file")->required()->type_name("TRACE");
-  command->add_option("--policy", arguments->policy, "name or name:key=value,key=value")->required()->type_name("SPEC");
-  command->add_option("--out", arguments->out, "Write the eviction log to this file (HDF5)")->type_name("RUN.h5");
-  command->add_flag("--events", arguments->events, "Print the eviction log as JSON lines instead of a summary");
+  command->add_option("--policy", arguments->policy, "name or name:key=value,key=value")
+      ->required()
+      ->type_name("SPEC");
+  command->add_option("--out", arguments->out, "Write the eviction log to this file (HDF5)")
+      ->type_name("RUN.h5");
+  command->add_flag("--events", arguments->events,
+                    "Print the eviction log as JSON lines instead of a summary");
   add_replay_options(*command, arguments->replay);
   command->footer("Example:\n  hae replay trace.h5 --policy hae:bin=16,budget=128 --events");
   command->callback([arguments] { run(*arguments); });

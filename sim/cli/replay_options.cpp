@@ -18,7 +18,8 @@ void add_replay_options(CLI::App& command, ReplayArguments& arguments) {
 void apply(const ReplayArguments& arguments, ComparisonOptions& options) {
   if (arguments.backend != "reference") {
     throw DeviceError("--backend " + arguments.backend + ": built without " +
-                      (arguments.backend == "cuda" ? "CUDA" : "a device backend") + "; use --backend reference");
+                      (arguments.backend == "cuda" ? "CUDA" : "a device backend") +
+                      "; use --backend reference");
   }
   if (!arguments.sequence.empty()) {
     options.sequence = arguments.sequence;

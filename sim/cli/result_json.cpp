@@ -180,7 +180,8 @@ Json run_json(const RunRecord& record) {
   json["removed_all_rows"] = result.removed_all_rows;
   json["masked_rows"] = result.masked_rows;
   json["lowered_weights"] = result.lowered_weights;
-  json["per_layer"] = {{"decode", per_layer_json(result.decode)}, {"prefill", per_layer_json(result.prefill)}};
+  json["per_layer"] = {{"decode", per_layer_json(result.decode)},
+                       {"prefill", per_layer_json(result.prefill)}};
   json["evictions"] = result.log.entries.size();
   json["events"] = count_events(result.log);
   json["moved"] = result.moved;
@@ -191,33 +192,34 @@ Json run_json(const RunRecord& record) {
   return json;
 }
 
-Json summary_json(const std::vector<RunRecord>& records, const Json& runs) {
+Json summary_json(const Json& runs, const std::vector<std::string>& groups) {
   std::vector<std::string> order;
   std::map<std::string, std::vector<std::size_t>> by_policy;
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    std::vector<std::size_t>& members = by_policy[records[i].spec];
-    if (members.empty()) {
-      order.push_back(records[i].spec);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto policy = runs[i]["policy"].get<std::string>();
+    if (by_policy[policy].empty()) {
+      order.push_back(policy);
     }
-    members.push_back(i);
+    by_policy[policy].push_back(i);
   }
   Json summary = Json::array();
-  for (const std::string& spec : order) {
-    const std::vector<std::size_t>& members = by_policy[spec];
-    Json policy;
-    policy["policy"] = spec;
-    policy["sequences"] = members.size();
+  for (const std::string& policy : order) {
+    const std::vector<std::size_t>& members = by_policy[policy];
+    Json line;
+    line["policy"] = policy;
+    line["sequences"] = members.size();
     for (const char* path : kSummarised) {
       std::vector<std::pair<std::string, double>> observations;
       for (const std::size_t i : members) {
         if (const std::optional<double> value = figure(runs[i], path)) {
-          observations.emplace_back(records[i].info.group, *value);
+          observations.emplace_back(groups[i], *value);
         }
       }
-      policy[path] = group_interval(observations);
+      line[path] = group_interval(observations);
     }
-    policy["unequal"] = std::ranges::any_of(members, [&](std::size_t i) { return records[i].unequal; });
-    summary.push_back(std::move(policy));
+    line["unequal"] =
+        std::ranges::any_of(members, [&](std::size_t i) { return runs[i]["unequal"].get<bool>(); });
+    summary.push_back(std::move(line));
   }
   return summary;
 }

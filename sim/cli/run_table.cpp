@@ -55,11 +55,13 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 std::string summary_table(const Json& summary) {
-  std::vector<std::vector<std::string>> rows = {{"policy", "tokens mean", "peak", "KiB mean", "missed mass mean", "p95",
-                                                 "max", "rel. output error", "evictions", "events", ""}};
+  std::vector<std::vector<std::string>> rows = {{"policy", "tokens mean", "peak", "KiB mean",
+                                                 "missed mass mean", "p95", "max", "rel. output error",
+                                                 "evictions", "events", ""}};
   for (const Json& policy : summary) {
     rows.push_back({policy["policy"].get<std::string>(), mean_text(policy["tokens.mean"], "{:.1f}"),
-                    mean_text(policy["tokens.peak"], "{:.1f}"), figure_text(policy["bytes.mean"], "{:.1f}", 1024.0),
+                    mean_text(policy["tokens.peak"], "{:.1f}"),
+                    figure_text(policy["bytes.mean"], "{:.1f}", 1024.0),
                     figure_text(policy["decode.missed_mass.mean"], "{:.4f}"),
                     mean_text(policy["decode.missed_mass.p95"], "{:.4f}"),
                     mean_text(policy["decode.missed_mass.max"], "{:.4f}"),
@@ -83,7 +85,8 @@ std::string warning_lines(const Json& runs) {
   }
   std::string text;
   for (const std::string& line : order) {
-    text += "warning: " + line + (counts[line] > 1 ? fmt::format(" ({} sequences)", counts[line]) : "") + "\n";
+    text +=
+        "warning: " + line + (counts[line] > 1 ? fmt::format(" ({} sequences)", counts[line]) : "") + "\n";
   }
   return text;
 }

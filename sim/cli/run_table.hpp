@@ -10,8 +10,8 @@ namespace hae::cli {
 /// Left-aligned first column, right-aligned others, two spaces between; widths by code points.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
-/// The comparison that a terminal shows: one line a policy, means over groups, 95 % intervals where there are two groups
-/// or more, and what does not compare fairly.
+/// The comparison that a terminal shows: one line a policy, means over groups, 95 % intervals where there are
+/// two groups or more, and what does not compare fairly.
 std::string summary_table(const Json& summary);
 
 /// Warnings of all runs, equal ones once with the number of runs they concern.

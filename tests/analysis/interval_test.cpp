@@ -9,7 +9,8 @@ namespace hae::analysis {
 namespace {
 
 TEST(MeanInterval, IsStudentsInterval) {
-  // (1, 2, 3): mean 2, s = 1, t(0.975, 2) = 4.302652729696 (tables), half width 4.302652729696 / √3 = 2.484137717.
+  // (1, 2, 3): mean 2, s = 1, t(0.975, 2) = 4.302652729696 (tables), half width 4.302652729696 / √3
+  // = 2.484137717.
   const Interval interval = *mean_interval(std::vector<double>{1.0, 2.0, 3.0});
   EXPECT_EQ(interval.mean, 2.0);
   EXPECT_NEAR(interval.high - 2.0, 2.484137717, 1e-8);

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -42,17 +43,18 @@ class Cli : public ::testing::Test {
 
   /// Runs `hae ARGUMENTS` by a shell in a folder of the test's own.
   Outcome hae(const std::string& arguments, const std::string& environment = "") {
-    const std::string command = fmt::format("cd '{}' && {} '{}' {} >out 2>err </dev/null", folder_.string(), environment,
-                                            HAE_PROGRAM, arguments);
+    const std::string command = fmt::format("cd '{}' && {} '{}' {} >out 2>err </dev/null", folder_.string(),
+                                            environment, HAE_PROGRAM, arguments);
     const int status = std::system(command.c_str());
     return {WEXITSTATUS(status), read(folder_ / "out"), read(folder_ / "err")};
   }
 
   void make_trace(const std::string& name, const std::string& more = "") {
-    const Outcome made = hae(fmt::format(
-        "synth --kind heavy-hitters --out {} --layers 2 --query-heads 4 --kv-heads 2 --head-dim 8 --prompt 40 --tokens 56 "
-        "--image-tokens 16 {}",
-        name, more));
+    const Outcome made =
+        hae(fmt::format("synth --kind heavy-hitters --out {} --layers 2 --query-heads 4 --kv-heads 2 "
+                        "--head-dim 8 --prompt 40 --tokens 56 "
+                        "--image-tokens 16 {}",
+                        name, more));
     ASSERT_EQ(made.code, 0) << made.err;
   }
 
@@ -75,8 +77,9 @@ TEST_F(Cli, UsageErrorsExitWithTwoAndOneLine) {
   make_trace("t.h5");
   for (const char* arguments :
        {"", "compare", "compare t.h5", "replay t.h5 --policy nobody", "replay t.h5 --policy hae:colour=red",
-        "replay t.h5 --policy hae:bin=0", "replay t.h5 --policy random", "replay t.h5 --policy greedy --sequence 9",
-        "replay t.h5 --policy hae:sinks=90", "compare t.h5 --policy full --policy full", "policies nobody",
+        "replay t.h5 --policy hae:bin=0", "replay t.h5 --policy random",
+        "replay t.h5 --policy greedy --sequence 9", "replay t.h5 --policy hae:sinks=90",
+        "compare t.h5 --policy full --policy full", "policies nobody",
         "compare t.h5 --policy full --match sideways", "synth --kind marble --out x.h5", "frobnicate"}) {
     SCOPED_TRACE(arguments);
     expect_one_line(hae(arguments), 2);
@@ -141,9 +144,10 @@ TEST_F(Cli, SeveralSequencesNumberTheirEventsAndCanBePicked) {
 
 TEST_F(Cli, CompareWritesTheStatedSchema) {
   make_trace("t.h5", "--sequences 2");
-  const Outcome outcome = hae(
-      "compare t.h5 --policy hae:r=0.02,alpha=0.9 --policy greedy --policy h2o/layerwise --policy window --policy "
-      "random:seed=1 --policy full --match mean --json r.json --csv r.csv");
+  const Outcome outcome =
+      hae("compare t.h5 --policy hae:r=0.02,alpha=0.9 --policy greedy --policy h2o/layerwise --policy window "
+          "--policy "
+          "random:seed=1 --policy full --match mean --json r.json --csv r.csv");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto result = nlohmann::json::parse(read(folder_ / "r.json"));
   EXPECT_EQ(result["schema"], "hae.compare/1");
@@ -154,9 +158,10 @@ TEST_F(Cli, CompareWritesTheStatedSchema) {
   ASSERT_EQ(result["summary"].size(), 6u);
   for (const auto& run : result["runs"]) {
     for (const char* key :
-         {"sequence", "policy", "options", "resolved", "backend", "tokens", "bytes", "decode", "prefill",
-          "missed_mass_total", "optimal", "regret", "top_now", "removed_all_rows", "masked_rows", "per_layer", "evictions",
-          "events", "moved", "pending_final", "log_sha256", "unequal", "warnings"}) {
+         {"sequence", "policy",           "options",     "resolved",          "backend",   "tokens",
+          "bytes",    "decode",           "prefill",     "missed_mass_total", "optimal",   "regret",
+          "top_now",  "removed_all_rows", "masked_rows", "per_layer",         "evictions", "events",
+          "moved",    "pending_final",    "log_sha256",  "unequal",           "warnings"}) {
       EXPECT_TRUE(run.contains(key)) << key;
     }
     EXPECT_FALSE(run["unequal"].get<bool>());
@@ -168,7 +173,8 @@ TEST_F(Cli, CompareWritesTheStatedSchema) {
 
 TEST_F(Cli, UnequalMemoryIsMarkedAndExitsWithOneUnlessAllowed) {
   make_trace("t.h5");
-  const std::string command = "compare t.h5 --policy greedy:budget=20 --policy greedy:budget=30 --policy full --json r.json";
+  const std::string command =
+      "compare t.h5 --policy greedy:budget=20 --policy greedy:budget=30 --policy full --json r.json";
   const Outcome outcome = hae(command);
   expect_one_line(outcome, 1);
   EXPECT_THAT(outcome.out, HasSubstr("unequal"));
@@ -181,7 +187,8 @@ TEST_F(Cli, UnequalMemoryIsMarkedAndExitsWithOneUnlessAllowed) {
 
 TEST_F(Cli, TheSameCommandGivesTheSameFile) {
   make_trace("t.h5");
-  const std::string command = "compare t.h5 --policy hae:dap=none,budget=20 --policy random:budget=20 --allow-unequal --json ";
+  const std::string command =
+      "compare t.h5 --policy hae:dap=none,budget=20 --policy random:budget=20 --allow-unequal --json ";
   ASSERT_EQ(hae(command + "r.json").code, 0);
   const std::string first = read(folder_ / "r.json");
   ASSERT_EQ(hae(command + "r.json").code, 0);
@@ -195,6 +202,48 @@ TEST_F(Cli, AnUnwritableResultIsAnErrorAndLeavesNothing) {
   for (const auto& entry : fs::directory_iterator(folder_)) {
     EXPECT_THAT(entry.path().string(), Not(HasSubstr("partial")));
   }
+}
+
+TEST_F(Cli, OutputThatIsLostIsAnError) {
+  make_trace("t.h5", "--sequences 40");  // more text than a buffer of stdio holds
+  const std::string command =
+      fmt::format("cd '{}' && '{}' replay t.h5 --policy greedy:budget=4 --events >/dev/full 2>err",
+                  folder_.string(), HAE_PROGRAM);
+  const int status = std::system(command.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_THAT(read(folder_ / "err"), HasSubstr("the output cannot be written"));
+}
+
+TEST_F(Cli, ALinkOrADeviceIsWrittenToAndNotReplaced) {
+  make_trace("t.h5");
+  fs::create_symlink(folder_ / "target.json", folder_ / "link.json");
+  ASSERT_EQ(hae("compare t.h5 --policy full --json link.json").code, 0);
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link.json"));
+  EXPECT_THAT(read(folder_ / "target.json"), StartsWith("{"));
+  ASSERT_EQ(hae("compare t.h5 --policy full --csv /dev/null").code, 0);
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST_F(Cli, APolicyThatPrunesCanBeMatchedWhateverItsPrompt) {
+  make_trace("t.h5");
+  const Outcome outcome =
+      hae("compare t.h5 --policy window:sinks=0,recent=20 --policy hae:sinks=4,r=0.9,alpha=2 --policy "
+          "greedy:dap=threshold,r=0.5,alpha=2 --match mean");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST_F(Cli, SummariesAverageGroupsAndGiveTheirInterval) {
+  // Two sequences are two groups: the mean of two runs, and t(0.975, 1) = 12.7062047 times |x - y| / 2 either
+  // way.
+  make_trace("t.h5", "--sequences 2");
+  ASSERT_EQ(hae("compare t.h5 --policy greedy:budget=20 --json r.json").code, 0);
+  const auto result = nlohmann::json::parse(read(folder_ / "r.json"));
+  const double x = result["runs"][0]["decode"]["missed_mass"]["mean"];
+  const double y = result["runs"][1]["decode"]["missed_mass"]["mean"];
+  const auto& figure = result["summary"][0]["decode.missed_mass.mean"];
+  EXPECT_DOUBLE_EQ(figure["mean"].get<double>(), (x + y) / 2);
+  EXPECT_EQ(figure["groups"], 2);
+  EXPECT_NEAR(figure["interval95"][1].get<double>(), (x + y) / 2 + 12.7062047 * std::abs(x - y) / 2, 1e-6);
 }
 
 TEST_F(Cli, ImpossibleProtectionStopsBeforeAnythingIsWritten) {

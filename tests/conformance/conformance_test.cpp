@@ -8,8 +8,8 @@
 #include "reference/policies.hpp"
 #include "tests/support/memory_trace.hpp"
 
-// Every policy of the table on every trace below: a policy that is added to the table is tested before anyone writes a
-// test for it.
+// Every policy of the table on every trace below: a policy that is added to the table is tested before anyone
+// writes a test for it.
 
 namespace hae {
 namespace {
@@ -45,9 +45,51 @@ std::vector<Index> pictures(Index tokens, std::initializer_list<Range> ranges) {
   return image;
 }
 
-/// Traces at the edges: sizes around a warp, ties only, no text, no picture, one token, no decode step, masked rows.
+/// A number that depends on two others and looks irregular, in [-1, 1].
+float irregular(Index a, Index b) {
+  return std::sin(static_cast<float>(a * 37 + b * 11));
+}
+
+void add_values(MemoryTrace& trace) {
+  trace.info.has_values = true;
+  const Index size = trace.info.kv_heads * trace.info.tokens * *trace.info.head_dim;
+  for (Index layer = 0; layer < trace.info.layers; ++layer) {
+    std::vector<float>& values = trace.values.emplace_back();
+    for (Index i = 0; i < size; ++i) {
+      values.push_back(irregular(layer, i));
+    }
+  }
+}
+
+/// A qkv trace of two layers, the second with a sliding window of 6, four query heads and two KV heads.
+MemoryTrace recomputed_trace() {
+  MemoryTrace trace =
+      attention_trace({{{{1.0f}}, {{1.0f}}, {{1.0f}}, {{1.0f}}}, {{{1.0f}}, {{1.0f}}, {{1.0f}}, {{1.0f}}}}, 2,
+                      20, pictures(30, {{4, 12}}));
+  trace.info.payload = Payload::qkv;
+  trace.info.scale = 0.5;
+  trace.info.masks[1].window = 6;
+  trace.attention.clear();
+  add_values(trace);
+  for (Index layer = 0; layer < 2; ++layer) {
+    std::vector<float>& queries = trace.queries.emplace_back();
+    for (Index i = 0; i < 4 * 30 * 8; ++i) {
+      queries.push_back(2.0f * irregular(i, layer + 3));
+    }
+    std::vector<float>& keys = trace.keys.emplace_back();
+    for (Index i = 0; i < 2 * 30 * 8; ++i) {
+      keys.push_back(2.0f * irregular(i, layer + 5));
+    }
+  }
+  return trace;
+}
+
+/// Traces at the edges: sizes around a warp, ties only, no text, no picture, one token, no decode step,
+/// masked rows.
 std::map<std::string, MemoryTrace> traces() {
-  const auto uneven = [](Index i, Index j) { return 1.0 + std::fmod(static_cast<double>(i * 7 + j * j * 3), 11.0); };
+  const auto uneven = [](Index i, Index j) {
+    return 1.0 + std::fmod(static_cast<double>(i * 7 + j * j * 3), 11.0);
+  };
   const auto ties = [](Index, Index) { return 1.0; };
   std::map<std::string, MemoryTrace> all;
   for (const Index tokens : {31, 32, 33, 65}) {
@@ -67,6 +109,10 @@ std::map<std::string, MemoryTrace> traces() {
     std::ranges::fill(masked[row], 0.0f);
   }
   all["masked rows"] = attention_trace({masked, masked}, 9, pictures(16, {{1, 5}}));
+  for (auto& [name, trace] : all) {
+    add_values(trace);
+  }
+  all["recomputed, with a window"] = recomputed_trace();
   return all;
 }
 
@@ -75,8 +121,9 @@ std::vector<std::string> specs() {
   std::vector<std::string> all;
   for (const reference::PolicyInfo& info : reference::policies()) {
     const std::string name(info.name);
-    const bool required = std::ranges::any_of(
-        info.options, [](const auto& option) { return option.key == "budget" && option.default_value == "-"; });
+    const bool required = std::ranges::any_of(info.options, [](const auto& option) {
+      return option.key == "budget" && option.default_value == "-";
+    });
     if (!required) {
       all.push_back(name);
     }
@@ -86,8 +133,9 @@ std::vector<std::string> specs() {
       }
     }
   }
-  for (const char* extra : {"hae:r=0.2,alpha=0.9,ddes=batch,bin=3,budget=6", "hae:r=0.2,alpha=0.9,effect=after,bin=2,budget=5",
-                            "hae:dap=mass,eps=0.3,lane=kv_head,budget=6,score=mean,scores=full"}) {
+  for (const char* extra :
+       {"hae:r=0.2,alpha=0.9,ddes=batch,bin=3,budget=6", "hae:r=0.2,alpha=0.9,effect=after,bin=2,budget=5",
+        "hae:dap=mass,eps=0.3,lane=kv_head,budget=6,score=mean,scores=full"}) {
     all.emplace_back(extra);
   }
   return all;
@@ -96,7 +144,8 @@ std::vector<std::string> specs() {
 class Conformance : public ::testing::TestWithParam<std::string> {};
 
 bool same(std::span<const double> a, std::span<const double> b) {
-  return std::ranges::equal(a, b, [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+  return std::ranges::equal(a, b,
+                            [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
 }
 
 void expect_equal(const RunResult& a, const RunResult& b, const std::string& what) {
@@ -119,7 +168,8 @@ TEST_P(Conformance, TheSizeOfABlockChangesNothing) {
     for (const Index rows : {1, 2, 7, 64}) {
       ReplayOptions options;
       options.block_rows = rows;
-      expect_equal(testing::run(trace, GetParam(), options), whole, name + ", blocks of " + std::to_string(rows));
+      expect_equal(testing::run(trace, GetParam(), options), whole,
+                   name + ", blocks of " + std::to_string(rows));
     }
   }
 }
@@ -141,23 +191,65 @@ TEST_P(Conformance, OneSequenceAfterAnotherIsForgotten) {
   }
 }
 
-TEST_P(Conformance, FiguresAreFinite) {
+/// Decode rows of a trace that attend to nothing.
+Index masked_decode_rows(const MemoryTrace& trace) {
+  const SequenceInfo& info = trace.info;
+  Index masked = 0;
+  for (const std::vector<float>& matrix : trace.attention) {
+    for (Index row = 0; row < info.query_heads * info.tokens; ++row) {
+      const float* w = matrix.data() + row * info.tokens;
+      const bool is_zero = std::all_of(w, w + info.tokens, [](float x) { return x == 0.0f; });
+      masked += row % info.tokens >= info.prompt && is_zero ? 1 : 0;
+    }
+  }
+  return masked;
+}
+
+TEST_P(Conformance, EveryRowIsMeasuredAndFinite) {
   for (const auto& [name, trace] : traces()) {
     const RunResult result = testing::run(trace, GetParam());
-    for (const Metric metric : kMetrics) {
-      for (const double value : result.decode.all(metric)) {
-        EXPECT_TRUE(std::isnan(value) || (std::isfinite(value) && value >= 0.0)) << name;
-      }
+    const auto numbers = [&](Metric metric) {
+      return std::ranges::count_if(result.decode.all(metric),
+                                   [](double x) { return std::isfinite(x) && x >= 0.0; });
+    };
+    const Index rows = trace.info.layers * trace.info.query_heads * trace.info.steps();
+    const Index measured = rows - masked_decode_rows(trace);
+    EXPECT_EQ(numbers(Metric::missed_mass), measured) << name;
+    EXPECT_LE(std::ranges::count_if(result.decode.all(Metric::missed_mass), [](double m) { return m > 1.0; }),
+              0)
+        << name;
+    const Index with_mass = numbers(Metric::kl);
+    EXPECT_LE(measured - with_mass, result.removed_all_rows) << name;
+    EXPECT_EQ(numbers(Metric::output_error), with_mass) << name;
+    EXPECT_EQ(numbers(Metric::output_error_relative), with_mass) << name;
+  }
+}
+
+TEST_P(Conformance, ABudgetOfAllTokensEvictsNothingButWhatIsPruned) {
+  for (const auto& [name, trace] : traces()) {
+    const auto policy = reference::make_policy(GetParam());
+    if (!policy->budget_is_open() || GetParam().find("recent") != std::string::npos) {
+      continue;
     }
-    for (const double m : result.decode.all(Metric::missed_mass)) {
-      EXPECT_FALSE(m > 1.0) << name;
+    testing::MemorySequence sequence(trace);
+    try {
+      const RunResult result =
+          replay(sequence, {policy->with_budget(trace.info.tokens + 8)}, {}, "memory").front();
+      for (const LogEntry& entry : result.log.entries) {
+        EXPECT_EQ(entry.step, 0) << name;
+        EXPECT_TRUE(trace.info.is_visual(entry.token)) << name;
+      }
+      EXPECT_TRUE(policy->prunes() || result.log.entries.empty()) << name;
+    } catch (const ConfigError& error) {
+      ADD_FAILURE() << name << ": " << error.what();
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Table, Conformance, ::testing::ValuesIn(specs()), [](const auto& parameter) {
   std::string name = parameter.param;
-  std::ranges::replace_if(name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  std::ranges::replace_if(
+      name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
 });
 

@@ -11,10 +11,10 @@ namespace {
 
 using testing::attention_trace;
 using testing::brief;
-using testing::MemoryTrace;
-using testing::run;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using testing::MemoryTrace;
+using testing::run;
 
 std::string pruned(const MemoryTrace& trace, const std::string& options) {
   return brief(run(trace, "hae:ddes=none," + options).log);
@@ -65,7 +65,8 @@ TEST(DualAttentionPruning, TakesTheMeanOrTheMaximumOverAllHeads) {
 TEST(DualAttentionPruning, ScopeImageTakesAVOfEachPicture) {
   // Pictures {0, 1} and {2, 3}; row 4 pays (0.25, 0.0625, 0.125, 0.5) and itself 0.0625.
   //   sequence: A_V = 0.9375, r A_V = 0.234375: 1 (0.0625) and 2 (0.125) go.
-  //   image:    A_V = 0.3125 and 0.625, r A_V = 0.078125 and 0.15625: 1 goes, 2 goes; with r = 0.125 (0.0390625 and
+  //   image:    A_V = 0.3125 and 0.625, r A_V = 0.078125 and 0.15625: 1 goes, 2 goes; with r = 0.125
+  //   (0.0390625 and
   //             0.078125) nothing does, while sequence (0.1171875) still evicts 1.
   const MemoryTrace trace = attention_trace({{{1.0f},
                                               {0.5f, 0.5f},
@@ -109,7 +110,8 @@ TEST(DualAttentionPruning, EffectAfterLeavesThePrefillAlone) {
 TEST(DualAttentionPruning, EveryLaneOfALayerLosesTheToken) {
   const std::vector<std::vector<float>> rows = {{1.0f}, {0.5f, 0.5f}, {0.5f, 0.0f, 0.5f}};
   const MemoryTrace trace = attention_trace({{rows, rows}, {rows, rows}}, 2, 3, {-1, 0, -1});
-  // A_1 = 0 = A_V: 0 < r * 0 is false, so the threshold evicts nothing; give token 1 a little in head 0 of layer 0.
+  // A_1 = 0 = A_V: 0 < r * 0 is false, so the threshold evicts nothing; give token 1 a little in head 0 of
+  // layer 0.
   MemoryTrace uneven = trace;
   uneven.attention[0][2 * 3 + 0] = 0.375f;
   uneven.attention[0][2 * 3 + 1] = 0.125f;
@@ -118,7 +120,8 @@ TEST(DualAttentionPruning, EveryLaneOfALayerLosesTheToken) {
 }
 
 TEST(DualAttentionPruning, MassEvictsInOrderWhileTheSumStaysWithinItsShare) {
-  // A_V = 0.5; ascending: 2 (0.125), 3 (0.125), 1 (0.25). eps A_V = 0.25: 2 and 3 fit exactly (<=), 1 would not.
+  // A_V = 0.5; ascending: 2 (0.125), 3 (0.125), 1 (0.25). eps A_V = 0.25: 2 and 3 fit exactly (<=), 1 would
+  // not.
   EXPECT_EQ(pruned(five_tokens(), "dap=mass,eps=0.5"), "0/0/-1/2 0/0/-1/3 0/1/-1/2w 0/1/-1/3w");
   EXPECT_EQ(pruned(five_tokens(), "dap=mass,eps=0.49"), "0/0/-1/2 0/1/-1/2w");
   EXPECT_EQ(pruned(five_tokens(), "dap=mass,eps=1"),
@@ -138,13 +141,15 @@ TEST(DualAttentionPruning, WithoutTextQueriesAllVisualTokensStay) {
   const MemoryTrace trace = attention_trace({{{1.0f}, {0.5f, 0.5f}}}, 2, {0, 0});
   const RunResult result = run(trace, "hae:ddes=none,r=5,alpha=5");
   EXPECT_TRUE(result.log.entries.empty());
-  EXPECT_THAT(result.warnings, Contains(HasSubstr("no text queries in the prompt, all 2 visual tokens kept")));
+  EXPECT_THAT(result.warnings,
+              Contains(HasSubstr("no text queries in the prompt, all 2 visual tokens kept")));
 }
 
 TEST(DualAttentionPruning, TokensThatNoTextRowSeesAreKeptAndCounted) {
-  // The picture {1, 3} is interleaved with text; token 3 comes after the last text row, so it is no candidate.
-  const MemoryTrace trace =
-      attention_trace({{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.25f, 0.25f, 0.25f, 0.25f}}}, 4, {-1, 0, -1, 0});
+  // The picture {1, 3} is interleaved with text; token 3 comes after the last text row, so it is no
+  // candidate.
+  const MemoryTrace trace = attention_trace(
+      {{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.25f, 0.25f, 0.25f, 0.25f}}}, 4, {-1, 0, -1, 0});
   const RunResult result = run(trace, "hae:ddes=none,r=5,alpha=5");
   EXPECT_EQ(brief(result.log), "0/0/-1/1");
   EXPECT_THAT(result.warnings, Contains(HasSubstr("1 of 2 visual tokens are seen by no text row and kept")));

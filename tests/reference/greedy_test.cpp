@@ -51,7 +51,8 @@ TEST(Greedy, ProtectedTokensLeaveTheRankingAlsoWhenAllScoresTie) {
 TEST(Greedy, GroupedQueryHeadsAreInterleavedNotTiled) {
   // Four query heads, two KV heads: KV head 0 is read by heads 0 and 1. The last prompt row pays
   //   q0 (.5 .25 .25)  q1 (.5 .375 .125)  q2 (.125 .125 .75)  q3 (.125 .125 .75)
-  // and earlier rows attend to themselves, so scores are those plus one each. Budget 1 of 3, nothing protected.
+  // and earlier rows attend to themselves, so scores are those plus one each. Budget 1 of 3, nothing
+  // protected.
   //   kv0: (.5 .3125 .1875) keeps 0      kv1: (.125 .125 .75) keeps 2
   // Tiled (kv0 from q0 and q2) both lanes would keep token 2.
   const auto head = [](std::vector<float> last) {
@@ -61,12 +62,14 @@ TEST(Greedy, GroupedQueryHeadsAreInterleavedNotTiled) {
                                         head({0.125f, 0.125f, 0.75f}), head({0.125f, 0.125f, 0.75f})}},
                                       2, 3, {-1, -1, -1});
   const RunResult result = run(trace, "greedy:budget=1,recent=0,lane=kv_head");
-  // kv0: s = 1.5, 1.3125, .1875: 2 then 1 go. kv1: 1.125, 1.125, .75: 2 goes, then of two equal ones the older, 0.
+  // kv0: s = 1.5, 1.3125, .1875: 2 then 1 go. kv1: 1.125, 1.125, .75: 2 goes, then of two equal ones the
+  // older, 0.
   EXPECT_EQ(brief(result.log), "0/0/0/1 0/0/0/2 0/0/1/0 0/0/1/2");
 }
 
 TEST(Greedy, GroupReductionsAreTheirNames) {
-  // One KV head of two query heads; last row pays (.5 .5 0) and (0 .25 .75); earlier rows attend to themselves.
+  // One KV head of two query heads; last row pays (.5 .5 0) and (0 .25 .75); earlier rows attend to
+  // themselves.
   //   mean: 1.25 1.375 .375   max: 1.5 1.5 .75   sum: row values are 2 (rows 0, 1), so 2.5 2.75 .75
   const auto head = [](std::vector<float> last) {
     return std::vector<std::vector<float>>{{1.0f}, {0.0f, 1.0f}, std::move(last)};
@@ -83,8 +86,8 @@ TEST(Greedy, GroupReductionsAreTheirNames) {
 }
 
 TEST(Greedy, ItsBudgetCanMissWhatTheBinKeepsAtTheSamePeak) {
-  // §8.3 G3, refuted with scores that change: T = 5, P = 1; row i < 4 gives itself 2^-i and token 0 the rest; row 4 gives
-  // token 3 0.9375. DDES with l = 1, D = 2 misses nothing, greedy with l = 2 misses 0.9375.
+  // §8.3 G3, refuted with scores that change: T = 5, P = 1; row i < 4 gives itself 2^-i and token 0 the rest;
+  // row 4 gives token 3 0.9375. DDES with l = 1, D = 2 misses nothing, greedy with l = 2 misses 0.9375.
   const MemoryTrace trace = attention_trace({{{1.0f},
                                               {0.5f, 0.5f},
                                               {0.75f, 0.0f, 0.25f},

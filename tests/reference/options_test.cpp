@@ -22,7 +22,8 @@ TEST(Amount, SharesAreExactDecimalsRoundedDownToAtLeastOne) {
 }
 
 TEST(Amount, RefusesWhatIsNeitherACountNorAShare) {
-  for (const char* text : {"", "0", "0%", "0.0", "-1", "1e3", "x", "%", ".", "1.2.3", "1 ", "12345678901234567890"}) {
+  for (const char* text :
+       {"", "0", "0%", "0.0", "-1", "1e3", "x", "%", ".", "1.2.3", "1 ", "12345678901234567890"}) {
     EXPECT_FALSE(Amount::parse(text).has_value()) << text;
   }
 }
@@ -38,13 +39,17 @@ std::string error_of(const std::string& spec) {
 
 TEST(PolicySpec, NamesTheKeyAndWhatIsAllowed) {
   EXPECT_THAT(error_of("h2o"), HasSubstr("unknown policy 'h2o'; expected one of hae, greedy, h2o/layerwise"));
-  EXPECT_THAT(error_of("hae:colour=red"), HasSubstr("unknown option 'colour'; expected one of dap, r, alpha"));
+  EXPECT_THAT(error_of("hae:colour=red"),
+              HasSubstr("unknown option 'colour'; expected one of dap, r, alpha"));
   EXPECT_THAT(error_of("hae:r=0.1,r=0.2"), HasSubstr("'r' is given twice"));
   EXPECT_THAT(error_of("hae:=3"), HasSubstr("is not key=value"));
   EXPECT_THAT(error_of("hae:"), HasSubstr("is not key=value"));
   EXPECT_THAT(error_of("hae:bin"), HasSubstr("'bin' is not key=value"));
   EXPECT_THAT(error_of("hae:bin=0"), HasSubstr("bin=0 is not allowed; expected a count of 1 or more"));
   EXPECT_THAT(error_of("hae:budget=0"), HasSubstr("budget=0 is not allowed"));
+  EXPECT_THAT(error_of("random:budget=prompt"), HasSubstr("budget=prompt is not allowed"));
+  EXPECT_THAT(error_of("window:budget=-"), HasSubstr("budget=- is not allowed"));
+  EXPECT_THAT(error_of("h2o/layerwise:budget=prompt"), HasSubstr("expected a count of 1 or more"));
   EXPECT_THAT(error_of("hae:budget=3.5"), HasSubstr("budget=3.5 is not allowed"));
   EXPECT_THAT(error_of("hae:r=nan"), HasSubstr("r=nan is not allowed"));
   EXPECT_THAT(error_of("hae:r=-1"), HasSubstr("r=-1 is not allowed"));
@@ -54,12 +59,15 @@ TEST(PolicySpec, NamesTheKeyAndWhatIsAllowed) {
 
 TEST(PolicySpec, AnOptionWithoutMeaningIsAnError) {
   for (const char* option : {"budget=3", "bin=2", "recent=1", "group=max", "score=sum", "scores=full"}) {
-    EXPECT_THAT(error_of(std::string("hae:ddes=none,") + option), HasSubstr("has no meaning with ddes=none")) << option;
+    EXPECT_THAT(error_of(std::string("hae:ddes=none,") + option), HasSubstr("has no meaning with ddes=none"))
+        << option;
   }
-  for (const char* option :
-       {"r=1", "alpha=1", "eps=1", "heads=max", "scope=image", "max_evicted=2", "broadcast=all", "effect=after"}) {
-    EXPECT_THAT(error_of(std::string("hae:dap=none,") + option), HasSubstr("has no meaning with dap=none")) << option;
-    EXPECT_THAT(error_of(std::string("greedy:") + option), HasSubstr("has no meaning with dap=none")) << option;
+  for (const char* option : {"r=1", "alpha=1", "eps=1", "heads=max", "scope=image", "max_evicted=2",
+                             "broadcast=all", "effect=after"}) {
+    EXPECT_THAT(error_of(std::string("hae:dap=none,") + option), HasSubstr("has no meaning with dap=none"))
+        << option;
+    EXPECT_THAT(error_of(std::string("greedy:") + option), HasSubstr("has no meaning with dap=none"))
+        << option;
   }
   EXPECT_THAT(error_of("hae:dap=mass,eps=0.1,r=0.1"), HasSubstr("has no meaning with dap=mass"));
   EXPECT_THAT(error_of("hae:eps=0.1"), HasSubstr("has no meaning with dap=threshold"));
@@ -91,7 +99,8 @@ TEST(PolicySpec, AMatchedBudgetIsAnOptionOfTheRunButNotOfTheSpec) {
   EXPECT_EQ(matched->spec(), "h2o/layerwise");
   EXPECT_EQ(matched->options().front(), std::pair(std::string("budget"), std::string("12")));
   EXPECT_TRUE(make_policy("window")->budget_is_open());
-  for (const char* spec : {"greedy:budget=3", "greedy:budget=prompt", "window:recent=9", "hae:ddes=none", "full"}) {
+  for (const char* spec :
+       {"greedy:budget=3", "greedy:budget=prompt", "window:recent=9", "hae:ddes=none", "full"}) {
     EXPECT_FALSE(make_policy(spec)->budget_is_open()) << spec;
   }
 }

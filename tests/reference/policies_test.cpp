@@ -43,7 +43,8 @@ TEST(Random, HasItsPublishedPriority) {
 }
 
 TEST(Random, EvictsTheLowestPriorityOfThoseThatAreThere) {
-  // Budget 3 of a prompt of 5, computed from the priorities: a kept token has a higher priority than any that left by then.
+  // Budget 3 of a prompt of 5, computed from the priorities: a kept token has a higher priority than any that
+  // left by then.
   const MemoryTrace trace = ten_tokens(5);
   const RunResult result = run(trace, "random:budget=3,seed=7");
   const auto priority = [](Index token) { return reference::random_priority(7, 0, 0, token); };
@@ -59,9 +60,11 @@ TEST(Random, EvictsTheLowestPriorityOfThoseThatAreThere) {
 }
 
 TEST(H2O, KeepsHeavyHittersAndTheNewest) {
-  // Budget 4, so 2 heavy and 2 recent; prompt of 4 with sums 2.5, .625, .5, .375; every later row gives token 0 0.5, token 1
-  // 0.25 and itself 0.25. With 2 recent tokens, 2 and 3 go first and then each token as it leaves the window.
-  std::vector<std::vector<float>> rows = {{1.0f}, {0.5f, 0.5f}, {0.5f, 0.125f, 0.375f}, {0.5f, 0.0f, 0.125f, 0.375f}};
+  // Budget 4, so 2 heavy and 2 recent; prompt of 4 with sums 2.5, .625, .5, .375; every later row gives token
+  // 0 0.5, token 1 0.25 and itself 0.25. With 2 recent tokens, 2 and 3 go first and then each token as it
+  // leaves the window.
+  std::vector<std::vector<float>> rows = {
+      {1.0f}, {0.5f, 0.5f}, {0.5f, 0.125f, 0.375f}, {0.5f, 0.0f, 0.125f, 0.375f}};
   for (std::size_t i = 4; i < 10; ++i) {
     std::vector<float> row(i + 1, 0.0f);
     row[0] = 0.5f;
@@ -100,10 +103,38 @@ TEST(Match, TakesTheNearestBudgetAndTheLowerOnATie) {
   EXPECT_EQ(result.limits[0].budget, 3);
   EXPECT_EQ(*count_tokens(trace.info, result).mean, 4.0);
 
-  // A bin of 2: l = 3 holds 4, 5, 4, 5, 4, 5 (mean 4.5), l = 2 holds 3, 4, 3, 4, .. (3.5). Both are 0.5 away: the lower.
+  // A bin of 2: l = 3 holds 4, 5, 4, 5, 4, 5 (mean 4.5), l = 2 holds 3, 4, 3, 4, .. (3.5). Both are 0.5 away:
+  // the lower.
   const auto bin = reference::make_policy("hae:dap=none,bin=2");
   const auto lower = match_budget(trace.info, first, bin, {4}, MatchTarget::mean);
   EXPECT_EQ(replay(sequence, {lower}, {}, "memory").front().limits[0].budget, 2);
+}
+
+TEST(Match, CanMatchThePeak) {
+  // A bin of 2 with l = 3 peaks at 5; greedy peaks at l + 1, so l = 4.
+  const MemoryTrace trace = ten_tokens(4);
+  const RunResult first = run(trace, "hae:dap=none,budget=3,bin=2");
+  const auto matched =
+      match_budget(trace.info, first, reference::make_policy("greedy"), {4}, MatchTarget::peak);
+  testing::MemorySequence sequence(trace);
+  EXPECT_EQ(replay(sequence, {matched}, {}, "memory").front().limits[0].budget, 4);
+}
+
+TEST(Match, CountsWhatPruningLeavesInEachLayer) {
+  // Two layers of 6 prompt tokens, of which pruning left 6 and 3, four steps. Goal: a window of 4 holds 5 at
+  // every attention in both layers: mean 5.
+  //   greedy l = 4: layer 0 holds 5, 5, 5, 5 = 20; layer 1 holds 4, 5, 5, 5 = 19; mean 39 / 8 = 4.875, 0.125
+  //   away greedy l = 5: 24 and 4 + 5 + 6 + 6 = 21; mean 45 / 8 = 5.625
+  std::vector<std::vector<float>> rows = {{1.0f}};
+  for (std::size_t i = 1; i < 10; ++i) {
+    rows.emplace_back(i + 1, 0.0f).back() = 1.0f;
+  }
+  const MemoryTrace trace = attention_trace({rows, rows}, 6, std::vector<Index>(10, -1));
+  const RunResult first = run(trace, "window:sinks=0,recent=4");
+  const auto matched =
+      match_budget(trace.info, first, reference::make_policy("greedy"), {6, 3}, MatchTarget::mean);
+  testing::MemorySequence sequence(trace);
+  EXPECT_EQ(replay(sequence, {matched}, {}, "memory").front().limits[0].budget, 4);
 }
 
 TEST(Match, SaysWhenNoBudgetIsPossible) {

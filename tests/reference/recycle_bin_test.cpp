@@ -11,9 +11,9 @@ namespace {
 
 using testing::attention_trace;
 using testing::brief;
+using ::testing::ElementsAre;
 using testing::MemoryTrace;
 using testing::run;
-using ::testing::ElementsAre;
 
 MemoryTrace six_tokens() {
   return attention_trace({{{1.0f},
@@ -28,10 +28,12 @@ MemoryTrace six_tokens() {
 TEST(RecycleBin, MarksOneTokenAStepAndEmptiesAFullBin) {
   // l = 2, D = 2, recent = 1. Scores after the prompt: s0 = 1.5, s1 = 0.5.
   // step 1, row (.25 .25 .5): s = 1.75 .75 .5; unmarked 3 > 2; eligible {0, 1}: mark 1.
-  // step 2, row (.25 .25 .25 .25): s = 2 1 .75 .25; unmarked {0, 2, 3}; eligible {0, 2}: mark 2; the bin is full: 1 and 2 go
+  // step 2, row (.25 .25 .25 .25): s = 2 1 .75 .25; unmarked {0, 2, 3}; eligible {0, 2}: mark 2; the bin is
+  // full: 1 and 2 go
   //         with their scores of now, 1 and 0.75.
   // step 3, residents {0, 3, 4}: (.5 .125 .125) / .75; unmarked 3; eligible {0, 3}: mark 3.
-  // step 4, residents {0, 3, 4, 5}: unmarked {0, 4, 5} = 3 > 2; eligible {0, 4}: s4 = .125/.75 + .25 = .416.. : mark 4; 3
+  // step 4, residents {0, 3, 4, 5}: unmarked {0, 4, 5} = 3 > 2; eligible {0, 4}: s4 = .125/.75 + .25 = .416..
+  // : mark 4; 3
   //         and 4 go.
   const RunResult result = run(six_tokens(), "hae:dap=none,budget=2,bin=2");
   EXPECT_EQ(brief(result.log), "2/0/-1/1@1 2/0/-1/2@2 4/0/-1/3@3 4/0/-1/4@4");
@@ -41,8 +43,9 @@ TEST(RecycleBin, MarksOneTokenAStepAndEmptiesAFullBin) {
 }
 
 TEST(RecycleBin, PendingTokensAreStillThereAtTheEnd) {
-  // As above with D = 3: marks 1, 2 and at step 3 a third one, so the bin empties at step 3; step 4 marks one more.
-  // step 3, residents {0..4}, row (.5 .125 .125 .125 .125): s0 = 2.5, s3 = .375, s4 = .125; unmarked {0, 3, 4} = 3 > 2;
+  // As above with D = 3: marks 1, 2 and at step 3 a third one, so the bin empties at step 3; step 4 marks one
+  // more. step 3, residents {0..4}, row (.5 .125 .125 .125 .125): s0 = 2.5, s3 = .375, s4 = .125; unmarked
+  // {0, 3, 4} = 3 > 2;
   //         eligible {0, 3}: mark 3; the bin {1, 2, 3} is full.
   // step 4, residents {0, 4, 5}: eligible {0, 4}: mark 4, which stays pending.
   const RunResult result = run(six_tokens(), "hae:dap=none,budget=2,bin=3");
@@ -52,8 +55,8 @@ TEST(RecycleBin, PendingTokensAreStillThereAtTheEnd) {
 }
 
 TEST(RecycleBin, BatchEvictsTheDLowestBeforeItsWindow) {
-  // l = 2, D = 2: recent = min(D, l) = 2. At step 2 four tokens are resident; eligible {0, 1} both go, never marked.
-  // step 3: residents {2, 3, 4}; step 4: {2, 3, 4, 5} = l + D: eligible {2, 3} go.
+  // l = 2, D = 2: recent = min(D, l) = 2. At step 2 four tokens are resident; eligible {0, 1} both go, never
+  // marked. step 3: residents {2, 3, 4}; step 4: {2, 3, 4, 5} = l + D: eligible {2, 3} go.
   const RunResult result = run(six_tokens(), "hae:dap=none,ddes=batch,budget=2,bin=2");
   EXPECT_EQ(brief(result.log), "2/0/-1/0 2/0/-1/1 4/0/-1/2 4/0/-1/3");
 }
@@ -93,8 +96,9 @@ TEST(RecycleBin, ScoresPerExposureDoNotFavourOldTokens) {
   //   exposures  4, 3, 2
   //   means      .4375, .2916.., .375
   // The sum takes token 2, which only two rows could see; the mean takes token 1.
-  const MemoryTrace trace = attention_trace(
-      {{{1.0f}, {0.5f, 0.5f}, {0.125f, 0.25f, 0.625f}, {0.125f, 0.125f, 0.125f, 0.625f}}}, 3, {-1, -1, -1, -1});
+  const MemoryTrace trace =
+      attention_trace({{{1.0f}, {0.5f, 0.5f}, {0.125f, 0.25f, 0.625f}, {0.125f, 0.125f, 0.125f, 0.625f}}}, 3,
+                      {-1, -1, -1, -1});
   const RunResult sum = run(trace, "hae:dap=none,budget=3,bin=1");
   const RunResult mean = run(trace, "hae:dap=none,budget=3,bin=1,score=mean");
   EXPECT_EQ(brief(sum.log), "1/0/-1/2@1");

@@ -44,7 +44,9 @@ TEST(Selection, RanksNanBelowEverything) {
   EXPECT_THAT(lowest(std::vector<double>(5, -infinity), 3), ElementsAre(0, 1, 2));
 }
 
-TEST(Selection, RefusesMoreThanThereAre) { EXPECT_THROW(lowest({1.0}, 2), ContractViolation); }
+TEST(Selection, RefusesMoreThanThereAre) {
+  EXPECT_THROW(lowest({1.0}, 2), ContractViolation);
+}
 
 }  // namespace
 }  // namespace hae::reference

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+
 namespace hae {
 namespace {
 
@@ -44,6 +46,12 @@ TEST(Mask, AWindowCanBoundThePictureBothWays) {
   const SequenceInfo info = info_with(kImage, {4, Bidirectional::image_in_window}, 10);
   EXPECT_THAT(visible(info, 2), ElementsAre(Range{0, 6}));  // 6 keys
   EXPECT_THAT(visible(info, 7), ElementsAre(Range{4, 8}));
+}
+
+TEST(Mask, AWindowWiderThanTheSequenceIsNone) {
+  const SequenceInfo info =
+      info_with(kImage, {std::numeric_limits<Index>::max(), Bidirectional::image_in_window}, 10);
+  EXPECT_THAT(visible(info, 3), ElementsAre(Range{0, 8}));
 }
 
 TEST(Mask, InterleavedPicturesSeeOnlyTheirOwn) {

@@ -29,12 +29,14 @@ TEST(Summary, UsesNearestRanks) {
   EXPECT_FALSE(summarise(std::vector<double>{kNan}).has_value());
 }
 
-// Prompt {0, 1}, one decode step; greedy with budget 1 and no protection keeps the heavier token of the prompt.
+// Prompt {0, 1}, one decode step; greedy with budget 1 and no protection keeps the heavier token of the
+// prompt.
 //   scores after the prompt: s0 = 1 + 0.75, s1 = 0.25, so token 1 goes.
 //   decode row (0.5, 0.25, 0.25): missed mass 0.25, a' = (2/3, -, 1/3).
 //   v0 = (1, 0), v1 = (0, 4), v2 = (0, 0): o = (0.5, 1), o' = (2/3, 0), o - o' = (-1/6, 1).
 TEST(Metrics, AreTheirDefinitionsByHand) {
-  testing::MemoryTrace trace = attention_trace({{{{1.0f}, {0.75f, 0.25f}, {0.5f, 0.25f, 0.25f}}}}, 2, {-1, -1, -1});
+  testing::MemoryTrace trace =
+      attention_trace({{{{1.0f}, {0.75f, 0.25f}, {0.5f, 0.25f, 0.25f}}}}, 2, {-1, -1, -1});
   trace.info.head_dim = 2;
   trace.info.has_values = true;
   trace.values = {{1.0f, 0.0f, 0.0f, 4.0f, 0.0f, 0.0f}};
@@ -48,9 +50,9 @@ TEST(Metrics, AreTheirDefinitionsByHand) {
 }
 
 TEST(Metrics, CountTokensBytesEventsAndMoves) {
-  // P = 2, T = 4, greedy with budget 1: token 1 goes after the prompt (s0 = 1.75, s1 = 0.25), then 2 and 3 as they come.
-  // Residents at attention time: 2, 2. Head_dim 8, 2 bytes, one KV head: a token is 2 * 8 * 2 = 32 bytes.
-  // Moved: nothing above token 1, 2 or 3 when each goes.
+  // P = 2, T = 4, greedy with budget 1: token 1 goes after the prompt (s0 = 1.75, s1 = 0.25), then 2 and 3 as
+  // they come. Residents at attention time: 2, 2. Head_dim 8, 2 bytes, one KV head: a token is 2 * 8 * 2 = 32
+  // bytes. Moved: nothing above token 1, 2 or 3 when each goes.
   const testing::MemoryTrace trace = attention_trace(
       {{{{1.0f}, {0.75f, 0.25f}, {1.0f, 0.0f, 0.0f}, {1.0f, 0.0f, 0.0f, 0.0f}}}}, 2, {-1, -1, -1, -1});
   const RunResult greedy = run(trace, "greedy:budget=1,recent=0");
@@ -66,7 +68,8 @@ TEST(Metrics, CountTokensBytesEventsAndMoves) {
   EXPECT_EQ(count_events(greedy.log), 3);
   EXPECT_EQ(greedy.moved, 0);
 
-  // A window without sinks and with two recent tokens evicts 0 when 2 comes and 1 when 3 comes: 2 tokens move each time.
+  // A window without sinks and with two recent tokens evicts 0 when 2 comes and 1 when 3 comes: 2 tokens move
+  // each time.
   const RunResult window = run(trace, "window:sinks=0,recent=2");
   EXPECT_EQ(testing::brief(window.log), "1/0/-1/0 2/0/-1/1");
   EXPECT_EQ(window.moved, 4);
@@ -83,7 +86,8 @@ TEST(Metrics, ARowThatLostAllItsMassIsCountedAndHasNoKl) {
 }
 
 TEST(Metrics, AMaskedRowIsInNoAggregateAndCounted) {
-  const testing::MemoryTrace trace = attention_trace({{{{1.0f}, {0.0f, 0.0f}, {0.0f, 0.0f, 0.0f}}}}, 2, {-1, -1, -1});
+  const testing::MemoryTrace trace =
+      attention_trace({{{{1.0f}, {0.0f, 0.0f}, {0.0f, 0.0f, 0.0f}}}}, 2, {-1, -1, -1});
   RunResult result = run(trace, "greedy:budget=1,recent=0");
   EXPECT_EQ(result.masked_rows, 2);
   EXPECT_FALSE(summarise(result.decode.all(Metric::missed_mass)).has_value());

@@ -23,7 +23,8 @@ using testing::run;
 using testing::run_all;
 
 /// A spec, or nothing to test: some drawn protections exceed a small prompt's budget.
-std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec, ReplayOptions options = {}) {
+std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
+                                      ReplayOptions options = {}) {
   try {
     return run(trace, spec, options);
   } catch (const ConfigError&) {
@@ -31,31 +32,35 @@ std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::strin
   }
 }
 
-Index lane_total(const RunResult& run, const MemoryTrace& trace) { return lane_count(trace.info, run.lanes); }
+Index lane_total(const RunResult& run, const MemoryTrace& trace) {
+  return lane_count(trace.info, run.lanes);
+}
 
-RC_GTEST_PROP(Replay, NeverHoldsMoreThanTheStatedCapacity, ()) {
-  const MemoryTrace trace = *attention_traces();
-  const std::string spec = *policy_specs(trace.info);
-  const std::optional<RunResult> result = possible_run(trace, spec);
-  RC_PRE(result.has_value());
-  RC_CLASSIFY(!result->log.entries.empty(), "evicts");
-  for (Index layer = 0; layer < trace.info.layers; ++layer) {
-    const Limits& limits = result->limits[static_cast<std::size_t>(layer)];
-    for (Index lane = 0; lane < lane_total(*result, trace); ++lane) {
-      const auto after = residents(trace, *result, layer, lane);
-      for (std::size_t step = 1; step < after.size(); ++step) {
-        const auto size = static_cast<Index>(after[step].size());
-        RC_ASSERT(!limits.capacity || size <= *limits.capacity);
-        const Index at_attention = static_cast<Index>(after[step - 1].size()) + 1;
-        RC_ASSERT(result->attention_tokens[static_cast<std::size_t>(
-                      (layer * lane_total(*result, trace) + lane) * trace.info.steps() +
-                      static_cast<Index>(step) - 1)] == at_attention);
-        // Once the budget has been reached it is kept filled.
-        const bool was_full = limits.budget && static_cast<Index>(after[step - 1].size()) >= *limits.budget;
-        RC_ASSERT(!was_full || size >= *limits.budget);
+TEST(Replay, NeverHoldsMoreThanTheStatedCapacity) {
+  testing::check_interesting("capacity", 0.4, [] {
+    const MemoryTrace trace = *attention_traces();
+    const std::string spec = *policy_specs(trace.info);
+    const std::optional<RunResult> result = possible_run(trace, spec);
+    RC_PRE(result.has_value());
+    for (Index layer = 0; layer < trace.info.layers; ++layer) {
+      const Limits& limits = result->limits[static_cast<std::size_t>(layer)];
+      for (Index lane = 0; lane < lane_total(*result, trace); ++lane) {
+        const auto after = residents(trace, *result, layer, lane);
+        for (std::size_t step = 1; step < after.size(); ++step) {
+          const auto size = static_cast<Index>(after[step].size());
+          RC_ASSERT(!limits.capacity || size <= *limits.capacity);
+          const Index at_attention = static_cast<Index>(after[step - 1].size()) + 1;
+          RC_ASSERT(result->attention_tokens[static_cast<std::size_t>(
+                        (layer * lane_total(*result, trace) + lane) * trace.info.steps() +
+                        static_cast<Index>(step) - 1)] == at_attention);
+          // Once the budget has been reached it is kept filled.
+          const bool was_full = limits.budget && static_cast<Index>(after[step - 1].size()) >= *limits.budget;
+          RC_ASSERT(!was_full || size >= *limits.budget);
+        }
       }
     }
-  }
+    return !result->log.entries.empty();
+  });
 }
 
 RC_GTEST_PROP(Replay, NeverEvictsAProtectedToken, ()) {
@@ -71,8 +76,8 @@ RC_GTEST_PROP(Replay, NeverEvictsAProtectedToken, ()) {
     }
     const auto before = residents(trace, *result, entry.layer, std::max<Index>(0, entry.lane));
     const std::vector<Index>& cache = before[static_cast<std::size_t>(entry.step - 1)];
-    const Index newer =
-        std::ranges::count_if(cache, [&](Index token) { return token > entry.token; }) + 1;  // the step's own token
+    const Index newer = std::ranges::count_if(cache, [&](Index token) { return token > entry.token; }) +
+                        1;  // the step's own token
     const Index own = entry.token == trace.info.prompt + entry.step - 1 ? 1 : 0;
     RC_ASSERT(newer - own >= limits.recent);
   }
@@ -103,8 +108,9 @@ RC_GTEST_PROP(Replay, TheSizeOfABlockChangesNothing, ()) {
   RC_ASSERT(cut.log == whole->log);
   RC_ASSERT(to_json_lines(cut.log) == to_json_lines(whole->log));
   for (const Metric metric : kMetrics) {
-    RC_ASSERT(std::ranges::equal(cut.decode.all(metric), whole->decode.all(metric),
-                                 [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }));
+    RC_ASSERT(std::ranges::equal(cut.decode.all(metric), whole->decode.all(metric), [](double a, double b) {
+      return a == b || (std::isnan(a) && std::isnan(b));
+    }));
   }
 }
 
@@ -131,8 +137,9 @@ RC_GTEST_PROP(Replay, ARunIsTheSameAloneAndInCompany, ()) {
     RunResult alone = run(trace, specs[i]);
     RC_ASSERT(alone.log == together[i].log);
     for (std::size_t m = 0; m < kMetrics.size(); ++m) {
-      RC_ASSERT(std::ranges::equal(alone.decode.values[m], together[i].decode.values[m],
-                                   [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }));
+      RC_ASSERT(
+          std::ranges::equal(alone.decode.values[m], together[i].decode.values[m],
+                             [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }));
     }
   }
 }
@@ -142,10 +149,11 @@ RC_GTEST_PROP(Replay, PermutingTheHeadsOfALaneChangesNothing, ()) {
   bounds.dyadic = true;
   bounds.allow_masked = false;
   const MemoryTrace trace = *attention_traces(bounds);
-  // Full scores: a = w, so sums over heads are exact and their order cannot matter; a' would be rounded per head.
-  const std::string spec = *rc::gen::element<std::string>("greedy:budget=3,scores=full,recent=0",
-                                                          "hae:dap=none,bin=2,budget=3,scores=full",
-                                                          "hae:r=0.5,alpha=2,ddes=none", "hae:dap=mass,eps=0.5,ddes=none");
+  // Full scores: a = w, so sums over heads are exact and their order cannot matter; a' would be rounded per
+  // head.
+  const std::string spec = *rc::gen::element<std::string>(
+      "greedy:budget=3,scores=full,recent=0", "hae:dap=none,bin=2,budget=3,scores=full",
+      "hae:r=0.5,alpha=2,ddes=none", "hae:dap=mass,eps=0.5,ddes=none");
   const SequenceInfo& info = trace.info;
   MemoryTrace permuted = trace;
   const auto elements = static_cast<std::size_t>(info.tokens * info.tokens);
@@ -159,7 +167,8 @@ RC_GTEST_PROP(Replay, PermutingTheHeadsOfALaneChangesNothing, ()) {
   });
   for (std::size_t layer = 0; layer < trace.attention.size(); ++layer) {
     for (std::size_t h = 0; h < order.size(); ++h) {
-      std::copy_n(trace.attention[layer].begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(order[h]) * elements),
+      std::copy_n(trace.attention[layer].begin() +
+                      static_cast<std::ptrdiff_t>(static_cast<std::size_t>(order[h]) * elements),
                   elements, permuted.attention[layer].begin() + static_cast<std::ptrdiff_t>(h * elements));
     }
   }
@@ -171,62 +180,68 @@ RC_GTEST_PROP(Replay, ABudgetOfAllTokensEvictsNothing, ()) {
   const std::string budget = std::to_string(trace.info.tokens);
   for (const std::string& spec :
        {"hae:dap=none,recent=0,budget=" + budget, "hae:dap=none,ddes=batch,recent=0,budget=" + budget,
-        "greedy:recent=0,budget=" + budget, "h2o/layerwise:budget=" + budget, "window:sinks=0,budget=" + budget,
-        "random:budget=" + budget, std::string("full")}) {
+        "greedy:recent=0,budget=" + budget, "h2o/layerwise:budget=" + budget,
+        "window:sinks=0,budget=" + budget, "random:budget=" + budget, std::string("full")}) {
     const RunResult result = run(trace, spec);
     RC_ASSERT(result.log.entries.empty());
     RC_ASSERT(result.log.pending.empty());
   }
 }
 
-RC_GTEST_PROP(Replay, ABinOfOneIsGreedyEviction, ()) {
-  const MemoryTrace trace = *attention_traces();
-  const std::string shared = ",budget=" + std::to_string(*rc::gen::inRange<Index>(1, 12)) +
-                             *rc::gen::element<std::string>("", ",lane=kv_head", ",lane=kv_head,group=max") +
-                             *rc::gen::element<std::string>("", ",score=mean") +
-                             *rc::gen::element<std::string>("", ",scores=full") +
-                             *rc::gen::element<std::string>(",dap=none", ",dap=threshold,r=0.2,alpha=0.5");
-  const std::optional<RunResult> bin = possible_run(trace, "hae:bin=1" + shared);
-  RC_PRE(bin.has_value());
-  RunResult greedy = run(trace, "greedy:recent=1" + shared);
-  EvictionLog expected = greedy.log;
-  EvictionLog found = bin->log;
-  for (LogEntry& entry : found.entries) {
-    RC_ASSERT(entry.step == 0 || entry.pending_since == entry.step);
-    entry.pending_since.reset();
-  }
-  RC_CLASSIFY(!found.entries.empty(), "evicts");
-  RC_ASSERT(found == expected);
+TEST(Replay, ABinOfOneIsGreedyEviction) {
+  testing::check_interesting("a bin of one", 0.4, [] {
+    const MemoryTrace trace = *attention_traces();
+    const std::string shared =
+        ",budget=" + std::to_string(*rc::gen::inRange<Index>(1, 12)) +
+        *rc::gen::element<std::string>("", ",lane=kv_head", ",lane=kv_head,group=max") +
+        *rc::gen::element<std::string>("", ",score=mean") +
+        *rc::gen::element<std::string>("", ",scores=full") +
+        *rc::gen::element<std::string>(",dap=none", ",dap=threshold,r=0.2,alpha=0.5");
+    const std::optional<RunResult> bin = possible_run(trace, "hae:bin=1" + shared);
+    RC_PRE(bin.has_value());
+    RunResult greedy = run(trace, "greedy:recent=1" + shared);
+    EvictionLog expected = greedy.log;
+    EvictionLog found = bin->log;
+    for (LogEntry& entry : found.entries) {
+      RC_ASSERT(entry.step == 0 || entry.pending_since == entry.step);
+      entry.pending_since.reset();
+    }
+    RC_ASSERT(found == expected);
+    return !found.entries.empty();
+  });
 }
 
-// §8.3 G1 of the theory, pointwise: under full scores the bin marks what greedy evicts at that step, so its evicted set is a
-// subset of greedy's and it misses no more mass in any row.
-RC_GTEST_PROP(Replay, UnderFullScoresTheBinNeverMissesMoreThanGreedyOfTheSameBudget, ()) {
-  const MemoryTrace trace = *attention_traces();
-  const std::string shared = ",scores=full,dap=none,budget=" + std::to_string(*rc::gen::inRange<Index>(1, 12)) +
-                             *rc::gen::element<std::string>("", ",lane=kv_head") +
-                             *rc::gen::element<std::string>("", ",score=mean");
-  const std::string bin = std::to_string(*rc::gen::inRange<Index>(2, 6));
-  const RunResult ddes = run(trace, "hae:bin=" + bin + shared);
-  const RunResult greedy = run(trace, "greedy:recent=1" + shared);
-  RC_CLASSIFY(!ddes.log.entries.empty(), "the bin is emptied");
-  std::set<std::tuple<Index, Index, Index, Index>> marked;
-  for (const LogEntry& e : ddes.log.entries) {
-    marked.emplace(e.pending_since.value_or(0), e.layer, e.lane, e.token);
-  }
-  for (const PendingEntry& e : ddes.log.pending) {
-    marked.emplace(e.since, e.layer, e.lane, e.token);
-  }
-  std::set<std::tuple<Index, Index, Index, Index>> evicted;
-  for (const LogEntry& e : greedy.log.entries) {
-    evicted.emplace(e.step, e.layer, e.lane, e.token);
-  }
-  RC_ASSERT(marked == evicted);
-  const auto mine = ddes.decode.all(Metric::missed_mass);
-  const auto theirs = greedy.decode.all(Metric::missed_mass);
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    RC_ASSERT(std::isnan(mine[i]) || mine[i] <= theirs[i]);
-  }
+// §8.3 G1 of the theory, pointwise: under full scores the bin marks what greedy evicts at that step, so its
+// evicted set is a subset of greedy's and it misses no more mass in any row.
+TEST(Replay, UnderFullScoresTheBinNeverMissesMoreThanGreedyOfTheSameBudget) {
+  testing::check_interesting("the bin against greedy", 0.4, [] {
+    const MemoryTrace trace = *attention_traces();
+    const std::string shared =
+        ",scores=full,dap=none,budget=" + std::to_string(*rc::gen::inRange<Index>(1, 12)) +
+        *rc::gen::element<std::string>("", ",lane=kv_head") +
+        *rc::gen::element<std::string>("", ",score=mean");
+    const std::string bin = std::to_string(*rc::gen::inRange<Index>(2, 6));
+    const RunResult ddes = run(trace, "hae:bin=" + bin + shared);
+    const RunResult greedy = run(trace, "greedy:recent=1" + shared);
+    std::set<std::tuple<Index, Index, Index, Index>> marked;
+    for (const LogEntry& e : ddes.log.entries) {
+      marked.emplace(e.pending_since.value_or(0), e.layer, e.lane, e.token);
+    }
+    for (const PendingEntry& e : ddes.log.pending) {
+      marked.emplace(e.since, e.layer, e.lane, e.token);
+    }
+    std::set<std::tuple<Index, Index, Index, Index>> evicted;
+    for (const LogEntry& e : greedy.log.entries) {
+      evicted.emplace(e.step, e.layer, e.lane, e.token);
+    }
+    RC_ASSERT(marked == evicted);
+    const auto mine = ddes.decode.all(Metric::missed_mass);
+    const auto theirs = greedy.decode.all(Metric::missed_mass);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      RC_ASSERT(std::isnan(mine[i]) || mine[i] <= theirs[i]);
+    }
+    return !ddes.log.entries.empty();
+  });
 }
 
 RC_GTEST_PROP(Replay, H2OIsGreedyWithItsOwnDefaults, ()) {
@@ -241,8 +256,8 @@ RC_GTEST_PROP(Replay, H2OIsGreedyWithItsOwnDefaults, ()) {
 RC_GTEST_PROP(Replay, SizesAreWhatThePolicyForetold, ()) {
   const MemoryTrace trace = *attention_traces();
   const std::string spec = *rc::gen::element<std::string>(
-      "greedy", "hae:dap=none", "hae:dap=none,ddes=batch,bin=3", "hae:dap=none,bin=0.5,recent=0", "h2o/layerwise",
-      "window:sinks=1", "random:seed=3,lane=kv_head");
+      "greedy", "hae:dap=none", "hae:dap=none,ddes=batch,bin=3", "hae:dap=none,bin=0.5,recent=0",
+      "h2o/layerwise", "window:sinks=1", "random:seed=3,lane=kv_head");
   const auto open = reference::make_policy(spec);
   const Index budget = *rc::gen::inRange<Index>(1, trace.info.tokens + 1);
   const std::optional<LaneSizes> sizes = open->sizes(budget, trace.info.prompt, trace.info.steps());

@@ -7,85 +7,112 @@
 #include "reference/policies.hpp"
 #include "tests/support/memory_trace.hpp"
 
-// The engine: order of a step, the contract it enforces, what it refuses. Policies are tested in tests/reference.
+// The engine: order of a step, the contract it enforces, what it refuses. Policies are tested in
+// tests/reference.
 
 namespace hae {
 namespace {
 
 using testing::attention_trace;
 using testing::brief;
-using testing::run;
 using ::testing::HasSubstr;
+using testing::run;
 
 /// Two tokens of prompt, three decode steps, every row uniform.
 testing::MemoryTrace uniform_trace(Index layers = 1) {
-  const std::vector<std::vector<float>> rows = {
-      {1.0f}, {0.5f, 0.5f}, {0.25f, 0.5f, 0.25f}, {0.25f, 0.25f, 0.25f, 0.25f}, {0.25f, 0.25f, 0.25f, 0.125f, 0.125f}};
+  const std::vector<std::vector<float>> rows = {{1.0f},
+                                                {0.5f, 0.5f},
+                                                {0.25f, 0.5f, 0.25f},
+                                                {0.25f, 0.25f, 0.25f, 0.25f},
+                                                {0.25f, 0.25f, 0.25f, 0.125f, 0.125f}};
   return attention_trace(std::vector(static_cast<std::size_t>(layers), rows), 2, {-1, -1, -1, -1, -1});
 }
 
-/// A policy that proposes one fixed decision at a step of a layer.
+/// A policy that proposes one fixed decision: at a step of layer 0's decode, or at one moment of the prefill
+/// of layer 0.
 class Scripted final : public Policy {
  public:
-  Scripted(Index step, Decision decision, Limits limits) : step_(step), decision_(std::move(decision)), limits_(limits) {}
+  enum class When { step, prune, fit, balance };
+
+  Scripted(When when, Index step, Decision decision, Limits limits)
+      : when_(when), step_(step), decision_(std::move(decision)), limits_(limits) {}
 
   [[nodiscard]] std::string spec() const override { return "scripted"; }
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return {}; }
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
-
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& /*info*/) const override {
-    class Decode final : public LayerDecode {
-     public:
-      explicit Decode(const Scripted& policy) : policy_(policy) {}
-      Decision step(const Rows& /*row*/, const LayerCache& /*cache*/) override {
-        return ++step_ == policy_.step_ ? policy_.decision_ : Decision{};
-      }
-
-     private:
-      const Scripted& policy_;
-      Index step_ = 0;
-    };
-    class ScriptedRun final : public Run {
-     public:
-      explicit ScriptedRun(const Scripted& policy) : policy_(policy) {}
-      Decision prune(Index layer, const LayerCache& /*cache*/) override {
-        return layer == 0 && policy_.step_ == 0 ? policy_.decision_ : Decision{};
-      }
-      std::unique_ptr<LayerDecode> decode(Index /*layer*/) override { return std::make_unique<Decode>(policy_); }
-      [[nodiscard]] Limits limits(Index /*layer*/) const override { return policy_.limits_; }
-
-     private:
-      const Scripted& policy_;
-    };
     return std::make_unique<ScriptedRun>(*this);
   }
 
  private:
+  class Decode final : public LayerDecode {
+   public:
+    explicit Decode(const Scripted& policy) : policy_(policy) {}
+    Decision step(const Rows& row, const LayerCache& /*cache*/) override {
+      const bool now = policy_.when_ == When::step && row.layer() == 0 && ++step_ == policy_.step_;
+      return now ? policy_.decision_ : Decision{};
+    }
+
+   private:
+    const Scripted& policy_;
+    Index step_ = 0;
+  };
+
+  class ScriptedRun final : public Run {
+   public:
+    explicit ScriptedRun(const Scripted& policy) : policy_(policy) {}
+    Decision prune(Index layer, const LayerCache& /*cache*/) override { return at(When::prune, layer); }
+    Decision fit(Index layer, const LayerCache& /*cache*/) override { return at(When::fit, layer); }
+    Decision balance(const std::vector<LayerCache>& /*caches*/) override { return at(When::balance, 0); }
+    std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
+      return std::make_unique<Decode>(policy_);
+    }
+    [[nodiscard]] Limits limits(Index /*layer*/) const override { return policy_.limits_; }
+
+   private:
+    [[nodiscard]] Decision at(When moment, Index layer) const {
+      return policy_.when_ == moment && layer == 0 ? policy_.decision_ : Decision{};
+    }
+    const Scripted& policy_;
+  };
+
+  When when_;
   Index step_;
   Decision decision_;
   Limits limits_;
 };
 
-RunResult run_scripted(const testing::MemoryTrace& trace, Index step, Decision decision, Limits limits = {}) {
+RunResult run_scripted(const testing::MemoryTrace& trace, Scripted::When when, Index step, Decision decision,
+                       Limits limits = {}) {
   testing::MemorySequence sequence(trace);
-  return replay(sequence, {std::make_shared<Scripted>(step, std::move(decision), limits)}, {}, "memory").front();
+  const auto policy = std::make_shared<Scripted>(when, step, std::move(decision), limits);
+  return replay(sequence, {policy}, {}, "memory").front();
 }
 
-Decision evicting(std::vector<Evict> evict) { return {std::move(evict), {}, Effect::within, {}}; }
+/// At decode step `step`, or in the prune moment for step 0.
+RunResult run_scripted(const testing::MemoryTrace& trace, Index step, Decision decision, Limits limits = {}) {
+  const auto when = step == 0 ? Scripted::When::prune : Scripted::When::step;
+  return run_scripted(trace, when, step, std::move(decision), limits);
+}
+
+Decision evicting(std::vector<Evict> evict) {
+  return {std::move(evict), {}, Effect::within, {}};
+}
 
 TEST(Engine, RefusesToEvictWhatIsNotResident) {
   const testing::MemoryTrace trace = uniform_trace();
   EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 0, 3, {}}})), ContractViolation);   // not there yet
   EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 0, -1, {}}})), ContractViolation);  // no token
   EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 0, 1, {}}, {0, 0, 1, {}}})), ContractViolation);  // twice
-  EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 1, 1, {}}})), ContractViolation);   // no such lane
+  EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 1, 1, {}}})), ContractViolation);  // no such lane
   EXPECT_NO_THROW(run_scripted(trace, 1, evicting({{0, 0, 2, {}}})));
 }
 
 TEST(Engine, RefusesToTouchWhatThePolicyDeclaredProtected) {
   const testing::MemoryTrace trace = uniform_trace();
   EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 0, 0, {}}}), {.sinks = 1}), ContractViolation);
-  EXPECT_THROW(run_scripted(trace, 0, evicting({{0, Evict::kEveryLane, 0, {}}}), {.sinks = 1}), ContractViolation);
+  EXPECT_THROW(run_scripted(trace, 0, evicting({{0, Evict::kEveryLane, 0, {}}}), {.sinks = 1}),
+               ContractViolation);
   // The newest two of {0, 1, 2} are 1 and 2.
   EXPECT_THROW(run_scripted(trace, 1, evicting({{0, 0, 1, {}}}), {.recent = 2}), ContractViolation);
   EXPECT_NO_THROW(run_scripted(trace, 1, evicting({{0, 0, 0, {}}}), {.recent = 2}));
@@ -93,10 +120,51 @@ TEST(Engine, RefusesToTouchWhatThePolicyDeclaredProtected) {
   EXPECT_THROW(run_scripted(trace, 1, marks, {.recent = 2}), ContractViolation);
 }
 
+TEST(Engine, RefusesMarksThatMakeNoSense) {
+  const testing::MemoryTrace trace = uniform_trace();
+  const auto marking = [](std::vector<Mark> marks) {
+    return Decision{{}, std::move(marks), Effect::within, {}};
+  };
+  EXPECT_THROW(run_scripted(trace, 1, marking({{0, 4}})), ContractViolation);          // not there yet
+  EXPECT_THROW(run_scripted(trace, 1, marking({{0, 1}, {0, 1}})), ContractViolation);  // twice
+  EXPECT_THROW(run_scripted(trace, 1, marking({{0, 0}}), {.sinks = 1}), ContractViolation);
+  EXPECT_THROW(run_scripted(trace, 1, marking({{0, 0}, {0, 1}}), {.bin = 1}), ContractViolation);
+  const RunResult pending = run_scripted(trace, 1, marking({{0, 1}}));
+  EXPECT_EQ(pending.log.pending, (std::vector<PendingEntry>{{0, kLayerLane, 1, 1}}));
+  // A marked token may be evicted in the same decision; the log says since when it was pending.
+  const Decision both{{{0, 0, 1, 0.5}}, {{0, 1}}, Effect::within, {}};
+  EXPECT_EQ(brief(run_scripted(trace, 1, both).log), "1/0/-1/1@1");
+}
+
+TEST(Engine, FitStaysInItsLayerAndSparesRecentTokens) {
+  using When = Scripted::When;
+  const testing::MemoryTrace trace = uniform_trace(2);
+  EXPECT_THROW(run_scripted(trace, When::fit, 0, evicting({{1, Evict::kEveryLane, 0, {}}})),
+               ContractViolation);
+  EXPECT_THROW(run_scripted(trace, When::fit, 0, evicting({{0, 0, 1, {}}}), {.recent = 1}),
+               ContractViolation);
+  EXPECT_EQ(brief(run_scripted(trace, When::fit, 0, evicting({{0, 0, 0, {}}}), {.recent = 1}).log),
+            "0/0/-1/0");
+}
+
+TEST(Engine, BalanceReachesEveryLayerAndPruningMayTakeRecentTokens) {
+  using When = Scripted::When;
+  const testing::MemoryTrace trace = uniform_trace(2);
+  EXPECT_EQ(
+      brief(
+          run_scripted(trace, When::balance, 0, evicting({{0, 0, 0, {}}, {1, 0, 0, {}}}), {.recent = 1}).log),
+      "0/0/-1/0 0/1/-1/0");
+  EXPECT_THROW(run_scripted(trace, When::balance, 0, evicting({{1, 0, 1, {}}}), {.recent = 1}),
+               ContractViolation);
+  EXPECT_EQ(brief(run_scripted(trace, When::prune, 0, evicting({{0, 0, 1, {}}}), {.recent = 1}).log),
+            "0/0/-1/1");
+}
+
 TEST(Engine, RefusesMoreResidentsThanThePolicyPromised) {
   const testing::MemoryTrace trace = uniform_trace();
   EXPECT_THROW(run_scripted(trace, 9, {}, {.capacity = 4}), ContractViolation);
   EXPECT_NO_THROW(run_scripted(trace, 9, {}, {.capacity = 5}));
+  EXPECT_THROW(run_scripted(trace, 9, {}, {.capacity = 1}), ContractViolation);  // already after the prefill
 }
 
 TEST(Engine, PruningBroadcastsWithinLaterLayersAndAfterTheFirst) {
@@ -125,7 +193,8 @@ TEST(Engine, NamesThePlaceOfANotFiniteNumber) {
     run(trace, "full");
     FAIL() << "expected a TraceError";
   } catch (const TraceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("sequence 'by hand', layer 0, head 0, row 2: the probability of key 1"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("sequence 'by hand', layer 0, head 0, row 2: the probability of key 1"));
   }
   ReplayOptions lowest;
   lowest.nan = NanRule::lowest;
@@ -159,6 +228,31 @@ TEST(Engine, RefusesATraceThatLacksNeededRowsBeforeAnythingRuns) {
     EXPECT_THAT(error.what(), HasSubstr("lacks prompt row 0, which policy 'greedy' needs in layer 0"));
   }
   EXPECT_NO_THROW(run(trace, "window:sinks=0,recent=2"));
+  // Pruning alone needs the rows of prompt text only: token 0 belongs to a picture, row 1 is stored.
+  trace.info.image[0] = 0;
+  EXPECT_EQ(brief(run(trace, "hae:ddes=none,r=2,alpha=2").log), "0/0/-1/0");
+}
+
+TEST(Engine, LowersLogitsThatAreNotFinite) {
+  // One head of dimension 1, three tokens, queries 1, keys (0, inf, 0): row 2 without key 1 is (1, 0, 1) / 2.
+  testing::MemoryTrace trace = attention_trace({{{{1.0f}}}}, 2, {-1, -1, -1});
+  trace.info.payload = Payload::qkv;
+  trace.info.head_dim = 1;
+  trace.queries = {{1.0f, 1.0f, 1.0f}};
+  trace.keys = {{0.0f, std::numeric_limits<float>::infinity(), 0.0f}};
+  EXPECT_THROW(run(trace, "full"), TraceError);
+  ReplayOptions lowest;
+  lowest.nan = NanRule::lowest;
+  const RunResult result = run(trace, "greedy:budget=1,recent=0", lowest);
+  EXPECT_EQ(result.lowered_weights, 2);  // rows 1 and 2 see key 1
+  // Scores after the prompt: row 0 gives token 0 1, row 1 gives it 1 again and token 1 nothing: token 1 goes.
+  EXPECT_EQ(brief(result.log), "0/0/-1/1 1/0/-1/2");
+}
+
+TEST(Engine, RefusesASequenceThatContradictsItself) {
+  testing::MemoryTrace trace = uniform_trace();
+  trace.info.image.pop_back();
+  EXPECT_THROW(run(trace, "full"), TraceError);
 }
 
 TEST(Engine, SaysWhenNoGeneratedTokenIsRetained) {

@@ -27,7 +27,8 @@ class Stream {
   std::uint64_t state_;
 };
 
-/// `keys` multiples of 1/64 that sum to exactly 1; sums over up to 64 heads and hundreds of rows are exact in double.
+/// `keys` multiples of 1/64 that sum to exactly 1; sums over up to 64 heads and hundreds of rows are exact in
+/// double.
 std::vector<float> dyadic_row(Index keys, Stream& stream) {
   std::vector<Index> units(static_cast<std::size_t>(keys), 0);
   for (Index unit = 0; unit < 64; ++unit) {
@@ -86,9 +87,12 @@ std::vector<float> make_row(RowKind kind, Index keys, Stream& stream) {
   return normalised(row);
 }
 
-Index draw(Index low, Index high) { return *rc::gen::inRange<Index>(low, high + 1); }
+Index draw(Index low, Index high) {
+  return *rc::gen::inRange<Index>(low, high + 1);
+}
 
-/// Shape and modality of a trace: grouped heads, up to three pictures anywhere in the prompt, also at its ends.
+/// Shape and modality of a trace: grouped heads, up to three pictures anywhere in the prompt, also at its
+/// ends.
 SequenceInfo draw_info(const TraceBounds& bounds, Payload payload) {
   SequenceInfo info;
   info.name = "generated";
@@ -139,7 +143,9 @@ RowKind draw_kind(const TraceBounds& bounds) {
                                              {bounds.allow_masked ? 1U : 0U, RowKind::masked}});
 }
 
-std::string option(const std::string& key, const std::string& value) { return key + "=" + value + ","; }
+std::string option(const std::string& key, const std::string& value) {
+  return key + "=" + value + ",";
+}
 
 /// Options of pruning; empty for the policy's default.
 std::string draw_pruning() {
@@ -159,13 +165,13 @@ std::string draw_pruning() {
   spec += option("max_evicted", *rc::gen::element<std::string>("none", "none", "2"));
   const std::string broadcast = *rc::gen::element<std::string>("all", "all", "none");
   spec += option("broadcast", broadcast);
-  return broadcast == "all" ? spec + option("effect", *rc::gen::element<std::string>("within", "after")) : spec;
+  return broadcast == "all" ? spec + option("effect", *rc::gen::element<std::string>("within", "after"))
+                            : spec;
 }
 
 std::string draw_scores() {
   const std::string lane = *rc::gen::element<std::string>("layer", "kv_head");
-  const std::string group =
-      lane == "layer" ? "mean" : *rc::gen::element<std::string>("mean", "max", "sum");
+  const std::string group = lane == "layer" ? "mean" : *rc::gen::element<std::string>("mean", "max", "sum");
   return option("lane", lane) + option("group", group) +
          option("score", *rc::gen::element<std::string>("sum", "mean")) +
          option("scores", *rc::gen::element<std::string>("observed", "full"));
@@ -205,13 +211,14 @@ rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
     SequenceInfo& info = trace.info;
     for (MaskRule& mask : info.masks) {
       mask.window = *rc::gen::element<Index>(0, 0, 1, 3, 7);
-      mask.bidirectional = *rc::gen::element(MaskRule::Bidirectional::none, MaskRule::Bidirectional::none,
-                                             MaskRule::Bidirectional::image, MaskRule::Bidirectional::image_in_window);
+      mask.bidirectional =
+          *rc::gen::element(MaskRule::Bidirectional::none, MaskRule::Bidirectional::none,
+                            MaskRule::Bidirectional::image, MaskRule::Bidirectional::image_in_window);
     }
     Stream stream(*rc::gen::arbitrary<std::uint64_t>());
     for (Index layer = 0; layer < info.layers; ++layer) {
-      std::vector<float>& queries =
-          trace.queries.emplace_back(static_cast<std::size_t>(info.query_heads * info.tokens * *info.head_dim));
+      std::vector<float>& queries = trace.queries.emplace_back(
+          static_cast<std::size_t>(info.query_heads * info.tokens * *info.head_dim));
       std::vector<float>& keys =
           trace.keys.emplace_back(static_cast<std::size_t>(info.kv_heads * info.tokens * *info.head_dim));
       std::ranges::generate(queries, [&] { return 3.0f * stream.signed_unit(); });
@@ -225,13 +232,14 @@ rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
 
 rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
   return rc::gen::exec([info] {
-    const std::string policy =
-        *rc::gen::element<std::string>("hae", "hae", "hae", "greedy", "h2o/layerwise", "window", "random", "full");
+    const std::string policy = *rc::gen::element<std::string>("hae", "hae", "hae", "greedy", "h2o/layerwise",
+                                                              "window", "random", "full");
     const Index budget = draw(2, std::max<Index>(2, info.tokens));
     const std::string budget_text = std::to_string(budget);
     std::string spec = policy + ":";
     if (policy == "hae") {
-      spec += draw_pruning() + draw_scores() + option("ddes", *rc::gen::element<std::string>("mark", "batch"));
+      spec +=
+          draw_pruning() + draw_scores() + option("ddes", *rc::gen::element<std::string>("mark", "batch"));
       spec += option("bin", *rc::gen::element<std::string>("1", "2", "5", "15%", "0.5"));
       spec += option("budget", budget_text) + option("sinks", std::to_string(draw(0, 1)));
     } else if (policy == "greedy") {
@@ -253,8 +261,8 @@ rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
 
 std::ostream& operator<<(std::ostream& out, const MemoryTrace& trace) {
   const SequenceInfo& info = trace.info;
-  out << info.layers << " layers, " << info.query_heads << " query heads, " << info.kv_heads << " KV heads, P "
-      << info.prompt << ", T " << info.tokens << ", image";
+  out << info.layers << " layers, " << info.query_heads << " query heads, " << info.kv_heads
+      << " KV heads, P " << info.prompt << ", T " << info.tokens << ", image";
   for (const Index image : info.image) {
     out << ' ' << image;
   }

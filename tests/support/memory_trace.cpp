@@ -12,7 +12,9 @@ class MemoryLayer final : public LayerPayload {
   MemoryLayer(const MemoryTrace& trace, std::size_t layer) : trace_(trace), layer_(layer) {}
 
   View<const float, 3> keys() override { return view(trace_.keys); }
-  View<const float, 3> values() override { return trace_.values.empty() ? View<const float, 3>{} : view(trace_.values); }
+  View<const float, 3> values() override {
+    return trace_.values.empty() ? View<const float, 3>{} : view(trace_.values);
+  }
 
   void read_queries(Range rows, View<float, 3> out) override {
     const SequenceInfo& info = trace_.info;
@@ -58,8 +60,8 @@ std::unique_ptr<LayerPayload> MemorySequence::layer(Index layer) {
   return std::make_unique<MemoryLayer>(trace_, static_cast<std::size_t>(layer));
 }
 
-MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers, Index kv_heads,
-                            Index prompt, const std::vector<Index>& image) {
+MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers,
+                            Index kv_heads, Index prompt, const std::vector<Index>& image) {
   MemoryTrace trace;
   SequenceInfo& info = trace.info;
   info.name = "by hand";
@@ -83,7 +85,8 @@ MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vecto
     std::vector<float>& matrix = trace.attention.emplace_back(heads.size() * tokens * tokens, 0.0f);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       for (std::size_t i = 0; i < heads[h].size(); ++i) {
-        std::ranges::copy(heads[h][i], matrix.begin() + static_cast<std::ptrdiff_t>((h * tokens + i) * tokens));
+        std::ranges::copy(heads[h][i],
+                          matrix.begin() + static_cast<std::ptrdiff_t>((h * tokens + i) * tokens));
       }
     }
   }
@@ -124,7 +127,8 @@ std::string brief(const EvictionLog& log) {
   return text;
 }
 
-std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer, Index lane) {
+std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer,
+                                          Index lane) {
   const Index logged = run.lanes == LaneKind::layer ? kLayerLane : lane;
   std::vector<std::vector<Index>> after;
   for (Index step = 0; step <= trace.info.steps(); ++step) {

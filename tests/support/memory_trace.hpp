@@ -29,14 +29,14 @@ class MemorySequence final : public Sequence {
   const MemoryTrace& trace_;
 };
 
-/// An attention trace of one head and one layer per given matrix: `rows[layer][i]` lists row i's probabilities, shorter
-/// rows end in zeros. image[j] is -1 for text.
+/// An attention trace of one head and one layer per given matrix: `rows[layer][i]` lists row i's
+/// probabilities, shorter rows end in zeros. image[j] is -1 for text.
 MemoryTrace attention_trace(const std::vector<std::vector<std::vector<float>>>& layers, Index prompt,
                             const std::vector<Index>& image);
 
 /// The same for several heads: `heads[layer][head][i]`.
-MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers, Index kv_heads,
-                            Index prompt, const std::vector<Index>& image);
+MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers,
+                            Index kv_heads, Index prompt, const std::vector<Index>& image);
 
 /// Replays one policy spec over a trace.
 RunResult run(const MemoryTrace& trace, const std::string& spec, const ReplayOptions& options = {});
@@ -49,6 +49,7 @@ std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::
 std::string brief(const EvictionLog& log);
 
 /// Residents of a lane of a layer after each moment: index 0 is after the prefill, s after step s.
-std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer, Index lane);
+std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer,
+                                          Index lane);
 
 }  // namespace hae::testing
