@@ -50,6 +50,10 @@ std::optional<Amount> Amount::parse(std::string_view text) {
   for (std::size_t i = whole_digits; i < digits.size(); ++i) {
     denominator *= 10;
   }
+  constexpr Index kLargestShare = 1000;  // of the whole: more is a slip, and could overflow
+  if (numerator / denominator > kLargestShare) {
+    return std::nullopt;
+  }
   return Amount(numerator, denominator);
 }
 

@@ -55,6 +55,9 @@ class WindowRun final : public Run {
 class Window final : public Policy {
  public:
   explicit Window(Options options) : options_(std::move(options)), sinks_(options_.count("sinks", 0)) {
+    if (options_.given("recent") && sinks_ == 0 && options_.count("recent", 0) == 0) {
+      options_.fail("recent", "and sinks are both 0, so that nothing would stay; keep at least one token");
+    }
     if (options_.given("recent") && options_.given("budget")) {
       options_.fail("budget", "and recent were both given; give one of them");
     }

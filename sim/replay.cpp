@@ -325,7 +325,16 @@ class SequenceReplay {
       }
     }
     result.moved = count_moved(info_, result.log);
+    note_count(result, result.lowered_weights, "NaN or infinite weights counted as 0");
+    note_count(result, result.masked_rows, "rows attend to nothing (masked)");
+    note_count(result, result.removed_all_rows, "rows lost all their attention mass");
     warn_if_nothing_generated_stays(run);
+  }
+
+  static void note_count(RunResult& result, Index count, const char* what) {
+    if (count > 0) {
+      result.warnings.push_back(std::to_string(count) + " " + what);
+    }
   }
 
   void warn_if_nothing_generated_stays(ActiveRun& run) const {

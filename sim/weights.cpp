@@ -1,12 +1,24 @@
 #include "sim/weights.hpp"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "sim/row_kernels.hpp"
 
 namespace hae {
+namespace {
+
+/// The shortest text that reads back equal: a probability of 1e-30 must not print as 0.
+template <typename Number>
+std::string shortest(Number number) {
+  std::array<char, 32> buffer;
+  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), number).ptr};
+}
+
+}  // namespace
 
 LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, Index keys, LayerPayload& payload,
                            NanRule rule, std::string where)
@@ -138,7 +150,7 @@ void LayerWeights::softmax_numerators(float* row, const std::vector<Range>& visi
         }
         if (rule_ == NanRule::error) {
           fail(head, query,
-               "the logit of key " + std::to_string(j) + " is " + std::to_string(row[j]) +
+               "the logit of key " + std::to_string(j) + " is " + shortest(row[j]) +
                    ", expected a finite number; record again, or count such weights as 0 with --nan=lowest");
         }
         lowered.push_back(j);
@@ -174,8 +186,7 @@ void LayerWeights::check_probabilities(float* row, Index stride, const std::vect
     const bool seen = range != visible.end() && j >= range->begin;
     const auto expected = [&](const char* what) {
       fail(head, query,
-           "the probability of key " + std::to_string(j) + " is " + std::to_string(row[j]) + ", expected " +
-               what);
+           "the probability of key " + std::to_string(j) + " is " + shortest(row[j]) + ", expected " + what);
     };
     if (!std::isfinite(row[j])) {
       if (rule_ == NanRule::error) {
@@ -185,10 +196,10 @@ void LayerWeights::check_probabilities(float* row, Index stride, const std::vect
       ++lowered;
     }
     if (!seen && row[j] != 0.0f) {
-      expected("0: the mask forbids it");
+      expected("0: the mask forbids it; correct the mask rule, or record again");
     }
     if (row[j] < 0.0f) {
-      expected("0 or more");
+      expected("0 or more; record again");
     }
     all_zero = all_zero && row[j] == 0.0f;
     sum += static_cast<double>(row[j]);
@@ -196,8 +207,8 @@ void LayerWeights::check_probabilities(float* row, Index stride, const std::vect
   lowered_ += lowered;
   if (lowered == 0 && !all_zero && !(std::abs(sum - 1.0) <= info_.row_sum_tolerance)) {
     fail(head, query,
-         "the row sums to " + std::to_string(sum) + ", expected 1 ± " +
-             std::to_string(info_.row_sum_tolerance));
+         "the row sums to " + shortest(sum) + ", expected 1 ± " + shortest(info_.row_sum_tolerance) +
+             "; record again");
   }
 }
 

@@ -155,6 +155,9 @@ std::string without_padding(std::string padded, hid_t type) {
 }  // namespace
 
 Guard::Guard() : lock_(library_mutex()) {
+  // Without its exit handler: after a failed write that one crashes on what could not be closed
+  // (HDF5 1.10.8).
+  [[maybe_unused]] static const herr_t once = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &print_, &print_data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
@@ -179,6 +182,11 @@ std::string library_reason() {
     return 0;
   };
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_first, &reason);
+  constexpr std::string_view kSystem = "error message = '";  // the library's wording of a failed system call
+  if (const std::size_t start = reason.find(kSystem); start != std::string::npos) {
+    reason = reason.substr(start + kSystem.size());
+    reason = reason.substr(0, reason.find('\''));
+  }
   std::replace(reason.begin(), reason.end(), '\n', ' ');
   return reason;
 }

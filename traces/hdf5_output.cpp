@@ -23,8 +23,10 @@ void write_scalar(hid_t object, const std::string& name, hid_t type, hid_t memor
   }
 }
 
-/// Fails at once when another process writes the same file; it would be truncated under its hands.
-void refuse_when_locked(const std::filesystem::path& partial) {
+/// The target itself, if nobody writes its temporary file: another process's would be truncated under its
+/// hands.
+const std::filesystem::path& unlocked(const std::filesystem::path& target) {
+  const std::filesystem::path partial = PartialFile::temporary_name(target);
   const int descriptor = ::open(partial.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor < 0) {
     cannot_write(partial.string(), ": cannot be written (", std::strerror(errno),
@@ -36,6 +38,7 @@ void refuse_when_locked(const std::filesystem::path& partial) {
     cannot_write(partial.string(),
                  ": locked by another process, which is writing it; wait, or write to another name");
   }
+  return target;
 }
 
 }  // namespace
@@ -68,14 +71,13 @@ Handle payload_type(FloatType type) {
   return handle;
 }
 
-OutputFile::OutputFile(std::filesystem::path path, const std::string& format, Index version)
-    : path_(std::move(path)), partial_(path_.string() + ".partial") {
+OutputFile::OutputFile(const std::filesystem::path& path, const std::string& format, Index version)
+    : file_name_(unlocked(path)) {
   const Guard guard;
-  refuse_when_locked(partial_);
   try {
     create(format, version);
   } catch (...) {
-    remove();
+    close();
     throw;
   }
 }
@@ -86,29 +88,27 @@ void OutputFile::create(const std::string& format, Index version) {
   H5Pset_alignment(access.get(), 4096, 64);
   // A file system without locks is no reason not to write: the name is ours alone.
   H5Pset_file_locking(access.get(), true, true);
-  file_ = opened(H5Fcreate(partial_.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), "the file");
+  file_ = opened(H5Fcreate(file_name_.path().c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()), "the file");
   root_ = opened(H5Gopen2(file_.get(), "/", H5P_DEFAULT), "the root");
   write_attribute(root_.get(), "format", format);
   write_attribute(root_.get(), "version", version);
 }
 
-void OutputFile::remove() {
+void OutputFile::close() {
   const Guard guard;
   root_ = Handle();
   file_ = Handle();
-  std::error_code ignored;
-  std::filesystem::remove(partial_, ignored);
 }
 
 OutputFile::~OutputFile() {
-  if (!finished_) {
-    remove();
+  if (!finished()) {
+    close();
   }
 }
 
 void OutputFile::check(herr_t status, const std::string& what) const {
   if (status < 0) {
-    cannot_write(partial_.string(), ": ", what, " cannot be written (", library_reason(),
+    cannot_write(file_name_.name(), ": ", what, " cannot be written (", library_reason(),
                  "); check the space left on the disk");
   }
 }
@@ -178,18 +178,12 @@ void OutputFile::write_strings(hid_t parent, const std::string& name,
 }
 
 void OutputFile::finish() {
-  HAE_EXPECTS(!finished_);
+  HAE_EXPECTS(!finished());
   write_attribute(root_.get(), "complete", Index{1});
   root_ = Handle();
   check(H5Fclose(file_.get()), "the end of the file");
   file_.release();
-  std::error_code error;
-  std::filesystem::rename(partial_, path_, error);
-  if (error) {
-    cannot_write(path_.string(), ": cannot be replaced (", error.message(),
-                 "); check the folder and its permissions");
-  }
-  finished_ = true;
+  file_name_.commit();
 }
 
 }  // namespace hae::traces::hdf5

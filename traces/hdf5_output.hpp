@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/partial_file.hpp"
 #include "traces/hdf5.hpp"
 
 // Private to this folder: a file being written, beside its target and under a temporary name.
@@ -21,21 +22,21 @@ void write_attribute(hid_t object, const std::string& name, double value);
 /// The file's type of a payload: little-endian, and what FORMAT.md calls float32, float16 and bfloat16.
 [[nodiscard]] Handle payload_type(FloatType type);
 
-/// Writes `PATH.partial`; finish() sets `complete`, closes and renames. One that is destroyed before removes
+/// Writes a PartialFile; finish() sets `complete`, closes and renames. One that is destroyed before removes
 /// what it wrote. Datasets are contiguous, take their space at once and carry no times, so equal calls give
 /// equal bytes. Hold a Guard around its calls, and close what was created before finish().
 class OutputFile {
  public:
   /// format and version: the root's attributes. throws OutputError when the file cannot be made or is being
   /// written
-  OutputFile(std::filesystem::path path, const std::string& format, Index version);
+  OutputFile(const std::filesystem::path& path, const std::string& format, Index version);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
   [[nodiscard]] const Handle& root() const { return root_; }
-  [[nodiscard]] std::string name() const { return partial_.string(); }
-  [[nodiscard]] bool finished() const { return finished_; }
+  [[nodiscard]] std::string name() const { return file_name_.path(); }
+  [[nodiscard]] bool finished() const { return file_name_.committed(); }
 
   [[nodiscard]] Handle create_group(hid_t parent, const std::string& name) const;
   [[nodiscard]] Handle create_dataset(hid_t parent, const std::string& name, hid_t type,
@@ -52,14 +53,12 @@ class OutputFile {
 
  private:
   void create(const std::string& format, Index version);
-  void remove();
+  void close();
   [[nodiscard]] Handle opened(hid_t id, const std::string& what) const;
 
-  std::filesystem::path path_;
-  std::filesystem::path partial_;
+  PartialFile file_name_;
   Handle file_;
   Handle root_;
-  bool finished_ = false;
 };
 
 }  // namespace hae::traces::hdf5

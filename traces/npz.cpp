@@ -365,6 +365,11 @@ class Importer {
       refuse(archive_.name(), ": has ", info_.layers, " layers, expected 1 .. ", kMostNumbered,
              "; save it again");
     }
+    if (info_.query_heads > kMostHeads || info_.kv_heads > kMostHeads ||
+        info_.head_dim.value_or(1) > kMostDimensions || info_.tokens > kMostTokens) {
+      refuse(archive_.name(), ": exceeds ", kMostHeads, " heads, head_dim ", kMostDimensions, " or ",
+             kMostTokens, " tokens; save a part of it");
+    }
     info_.masks.resize(static_cast<std::size_t>(info_.layers));
     if (archive_.has("window")) {
       const std::vector<Index> windows = integers("window", info_.layers, "layers");

@@ -8,6 +8,7 @@
 
 #include "sim/errors.hpp"
 #include "sim/trace.hpp"
+#include "traces/layout.hpp"
 #include "traces/message.hpp"
 #include "traces/trace_writer.hpp"
 
@@ -84,15 +85,16 @@ void require(bool holds, const std::string& what) {
 }
 
 void check_options(const SynthOptions& o) {
-  const auto positive = [](const char* key, Index value) {
-    require(value >= 1, message("--", key, " is ", value, ", expected at least 1"));
+  const auto within = [](const char* key, Index value, Index most) {
+    require(value >= 1 && value <= most, message("--", key, " is ", value, ", expected 1 .. ", most));
   };
-  positive("layers", o.layers);
-  positive("query-heads", o.query_heads);
-  positive("kv-heads", o.kv_heads);
-  positive("head-dim", o.head_dim);
-  positive("prompt", o.prompt);
-  positive("sequences", o.sequences);
+  within("layers", o.layers, kMostNumbered);
+  within("query-heads", o.query_heads, kMostHeads);
+  within("kv-heads", o.kv_heads, kMostHeads);
+  within("head-dim", o.head_dim, kMostDimensions);
+  within("prompt", o.prompt, kMostTokens);
+  within("tokens", o.tokens, kMostTokens);
+  within("sequences", o.sequences, kMostNumbered);
   require(o.query_heads % o.kv_heads == 0,
           message("--query-heads is ", o.query_heads, ", expected a multiple of --kv-heads = ", o.kv_heads));
   require(o.tokens >= o.prompt,

@@ -83,6 +83,7 @@ std::string csv_text(const Json& runs) {
 void run(Arguments& arguments) {
   ComparisonOptions& options = arguments.comparison;
   apply(arguments.replay, options);
+  check_outputs({arguments.json, arguments.csv}, options.traces);
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
   }
@@ -102,7 +103,7 @@ void run(Arguments& arguments) {
     result["manifest"]["match"] = arguments.match.empty() ? Json(nullptr) : Json(arguments.match);
     result["runs"] = runs;
     result["summary"] = summary;
-    write_file(arguments.json, result.dump(1) + "\n");
+    write_file(arguments.json, result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
   }
   if (!arguments.csv.empty()) {
     write_file(arguments.csv, csv_text(runs));

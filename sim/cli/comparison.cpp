@@ -25,12 +25,16 @@ Policies make_policies(const std::vector<std::string>& specs) {
   return policies;
 }
 
-/// Whether a user's word names a sequence: its name, or its index in the file.
-bool selects(const std::string& word, const std::string& name, Index index) {
+/// Whether a user's word names a sequence of a file: by its name, or where no sequence has that name by its
+/// index.
+bool selects(const std::string& word, const std::vector<std::string>& names, Index index) {
+  if (std::ranges::find(names, word) != names.end()) {
+    return names[static_cast<std::size_t>(index)] == word;
+  }
   Index number = -1;
   const auto parsed = std::from_chars(word.data(), word.data() + word.size(), number);
   const bool is_number = parsed.ec == std::errc{} && parsed.ptr == word.data() + word.size();
-  return word == name || (is_number && number == index);
+  return is_number && number == index;
 }
 
 /// Budgets that follow the first run's: every policy that has one and was given none.
@@ -93,8 +97,7 @@ void compare(const ComparisonOptions& options, const std::function<void(std::vec
   bool found = false;
   for (const std::unique_ptr<traces::TraceFile>& file : files) {
     for (Index i = 0; i < file->sequences(); ++i, ++sequence_index) {
-      if (options.sequence &&
-          !selects(*options.sequence, file->sequence_names()[static_cast<std::size_t>(i)], i)) {
+      if (options.sequence && !selects(*options.sequence, file->sequence_names(), i)) {
         continue;
       }
       found = true;

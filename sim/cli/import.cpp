@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sim/cli/command.hpp"
+#include "sim/cli/output_file.hpp"
 #include "traces/npz.hpp"
 
 namespace hae::cli {
@@ -18,6 +19,7 @@ struct Options {
 };
 
 void run(const Options& options) {
+  check_outputs({options.out}, {options.in});
   traces::NpzOptions npz;
   npz.name = options.name;
   npz.origin.recorder = "hae import";

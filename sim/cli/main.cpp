@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -12,6 +13,7 @@
 #include "sim/cli/command.hpp"
 #include "sim/cli/manifest.hpp"
 #include "sim/errors.hpp"
+#include "sim/partial_file.hpp"
 
 namespace hae::cli {
 namespace {
@@ -66,7 +68,26 @@ int run_foreign(char** argv) {
                                   argv[1], program));
 }
 
+/// An interrupted command leaves no half-written file.
+void remove_partial_files_and_die(int signal_number) {
+  PartialFile::remove_all();
+  std::signal(signal_number, SIG_DFL);
+  std::raise(signal_number);
+}
+
+constexpr const char* kLostOutput = "the output cannot be written; check the disk or the pipe";
+
+/// Whether everything that was printed has left the process.
+bool output_arrived() {
+  return std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+}
+
 int run(int argc, char** argv) {
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGXFSZ}) {
+    if (std::signal(signal_number, remove_partial_files_and_die) == SIG_IGN) {
+      std::signal(signal_number, SIG_IGN);  // as nohup asked
+    }
+  }
   set_command(argc, argv);
   CLI::App app{
       "What happens to a model when tokens are evicted from its KV cache: replays recorded attention through "
@@ -78,17 +99,14 @@ int run(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      return fail(kUsage, "the output cannot be written; check the disk or the pipe");
-    }
-    return kDone;
+    return output_arrived() ? kDone : fail(kUsage, kLostOutput);
   } catch (const CLI::Success& success) {
-    return app.exit(success);
+    const int code = app.exit(success);
+    return output_arrived() ? code : fail(kUsage, kLostOutput);
   } catch (const CLI::ParseError& error) {
     return fail(kUsage, std::string(error.what()) + "; see hae --help");
   } catch (const AnswerIsNo& answer) {
-    std::fflush(stdout);
-    return fail(kAnswerIsNo, answer.what());
+    return output_arrived() ? fail(kAnswerIsNo, answer.what()) : fail(kUsage, kLostOutput);
   } catch (const ConfigError& error) {
     return fail(kUsage, error.what());
   } catch (const OutputError& error) {

@@ -1,57 +1,78 @@
 #include "sim/cli/output_file.hpp"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <string>
 
 #include "sim/errors.hpp"
+#include "sim/partial_file.hpp"
 
 namespace hae::cli {
 namespace {
 
-void write_into(const std::filesystem::path& path, std::string_view text, const std::filesystem::path& name) {
+namespace fs = std::filesystem;
+
+[[noreturn]] void cannot_write(const fs::path& name, const std::string& reason) {
+  throw OutputError(name.string() + ": cannot be written (" + reason + "); choose another path");
+}
+
+void write_into(const fs::path& path, std::string_view text, const fs::path& name) {
   errno = 0;
   std::ofstream file(path, std::ios::binary);
   file.write(text.data(), static_cast<std::streamsize>(text.size()));
   file.close();
   if (!file) {
-    throw OutputError(name.string() + ": cannot be written (" + std::strerror(errno) +
-                      "); choose another path");
+    cannot_write(name, std::strerror(errno));
   }
 }
 
-/// What a symbolic link, or a chain of them, points to; it need not exist yet.
-std::filesystem::path behind_links(std::filesystem::path path) {
-  constexpr int kLongestChain = 40;
+bool is_special(const fs::path& path) {
   std::error_code unknown;
-  for (int links = 0; links < kLongestChain && std::filesystem::is_symlink(path, unknown); ++links) {
-    path = path.parent_path() / std::filesystem::read_symlink(path, unknown);
-  }
-  return path;
+  return fs::exists(path, unknown) && !fs::is_regular_file(path, unknown) && !fs::is_directory(path, unknown);
+}
+
+/// Whether both names lead to one file, there already or not yet.
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code unknown;
+  return fs::equivalent(a, b, unknown) ||
+         fs::weakly_canonical(behind_links(a), unknown) == fs::weakly_canonical(behind_links(b), unknown);
 }
 
 }  // namespace
 
-void write_file(const std::filesystem::path& name, std::string_view text) {
-  std::error_code unknown;
-  const std::filesystem::path path = behind_links(name);
-  if (std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown)) {
-    write_into(path, text, name);  // A device or a pipe is written to, never replaced.
+void write_file(const fs::path& path, std::string_view text) {
+  if (is_special(path)) {
+    write_into(path, text, path);
     return;
   }
-  const std::filesystem::path partial = path.string() + ".partial";
-  try {
-    write_into(partial, text, name);
-  } catch (const OutputError&) {
-    std::filesystem::remove(partial, unknown);
-    throw;
-  }
-  std::error_code error;
-  std::filesystem::rename(partial, path, error);
-  if (error) {
-    std::filesystem::remove(partial, unknown);
-    throw OutputError(name.string() + ": cannot be written (" + error.message() + "); choose another path");
+  PartialFile file(path);
+  write_into(file.path(), text, path);
+  file.commit();
+}
+
+void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const std::string& output = outputs[i];
+    if (output.empty() || is_special(output)) {
+      continue;
+    }
+    for (const std::string& input : inputs) {
+      if (same_file(output, input)) {
+        throw ConfigError("'" + output +
+                          "' is an input of this command and would be overwritten; choose another path");
+      }
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (!outputs[j].empty() && same_file(output, outputs[j])) {
+        throw ConfigError("'" + output + "' is named for two outputs; choose another path for one of them");
+      }
+    }
+    const fs::path folder = behind_links(output).parent_path();
+    if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
+      cannot_write(output, std::strerror(errno));
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "sim/cli/command.hpp"
+#include "sim/cli/output_file.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/result_json.hpp"
 #include "sim/cli/run_table.hpp"
@@ -36,6 +37,7 @@ void run(const Arguments& arguments) {
   options.traces = {arguments.trace};
   options.policies = {arguments.policy};
   apply(arguments.replay, options);
+  check_outputs({arguments.out}, options.traces);
   traces::StoredRuns stored;
   Json runs = Json::array();
   std::vector<std::string> groups;

@@ -1,23 +1,32 @@
-#include "traces/synth.hpp"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "sim/cli/command.hpp"
+#include "traces/synth.hpp"
 
 namespace hae::cli {
 namespace {
+
+/// The whole text as an unsigned number: the option parser itself would take -1.
+std::optional<std::uint64_t> parse_seed(const std::string& text) {
+  std::uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  return error == std::errc{} && end == text.data() + text.size() ? std::optional(seed) : std::nullopt;
+}
 
 struct Options {
   traces::SynthOptions synth;
   std::string kind;
   std::string dtype = "float32";
   std::string out;
+  std::string seed = "0";
   std::optional<Index> tokens;
   std::optional<Index> image_tokens;
 };
@@ -25,6 +34,7 @@ struct Options {
 void run(const Options& options) {
   traces::SynthOptions synth = options.synth;
   synth.kind = traces::parse_synth_kind(options.kind);
+  synth.seed = *parse_seed(options.seed);
   // The defaults that depend on others, so that a prompt of any length needs no other option.
   synth.tokens = options.tokens.value_or(synth.prompt + 64);
   synth.image_tokens =
@@ -61,7 +71,11 @@ void add_synth(CLI::App& app) {
   command->add_option("--image-tokens", options->image_tokens,
                       "Tokens of each picture (default: half of the prompt, shared)");
   command->add_option("--sequences", synth.sequences, "Sequences")->capture_default_str();
-  command->add_option("--seed", synth.seed, "Seed")->capture_default_str();
+  command->add_option("--seed", options->seed, "Seed, a whole number of 0 or more")
+      ->check([](const std::string& text) {
+        return parse_seed(text) ? "" : "'" + text + "' is not a whole number from 0 to 18446744073709551615";
+      })
+      ->capture_default_str();
   command->add_option("--dtype", options->dtype, "Type of the stored numbers")
       ->check(CLI::IsMember({"float32", "float16", "bfloat16"}))
       ->capture_default_str();

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -220,8 +221,52 @@ TEST_F(Cli, ALinkOrADeviceIsWrittenToAndNotReplaced) {
   ASSERT_EQ(hae("compare t.h5 --policy full --json link.json").code, 0);
   EXPECT_TRUE(fs::is_symlink(folder_ / "link.json"));
   EXPECT_THAT(read(folder_ / "target.json"), StartsWith("{"));
-  ASSERT_EQ(hae("compare t.h5 --policy full --csv /dev/null").code, 0);
-  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
+  const std::string command =
+      fmt::format("cd '{}' && (cat pipe >piped &) && '{}' compare t.h5 --policy full --csv pipe >out",
+                  folder_.string(), HAE_PROGRAM);
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  EXPECT_TRUE(fs::is_fifo(folder_ / "pipe"));
+  expect_one_line(hae("replay t.h5 --policy full --out pipe"), 2);  // HDF5 cannot be written into a pipe
+  EXPECT_TRUE(fs::is_fifo(folder_ / "pipe"));
+}
+
+TEST_F(Cli, AnOutputIsNeverAnInputOrAnotherOutput) {
+  make_trace("t.h5");
+  const std::string before = read(folder_ / "t.h5");
+  fs::create_symlink("t.h5", folder_ / "link.h5");
+  for (const char* arguments :
+       {"replay t.h5 --policy full --out t.h5", "compare t.h5 --policy full --json ./t.h5",
+        "compare t.h5 --policy full --csv link.h5", "import t.h5 --from npz --out t.h5",
+        "compare t.h5 --policy full --json r --csv r"}) {
+    SCOPED_TRACE(arguments);
+    expect_one_line(hae(arguments), 2);
+  }
+  EXPECT_EQ(read(folder_ / "t.h5"), before);
+  EXPECT_FALSE(fs::exists(folder_ / "r"));
+}
+
+TEST_F(Cli, ASignalLeavesNoHalfWrittenFile) {
+  const std::string command = fmt::format(
+      "cd '{}' && {{ '{}' synth --kind uniform --out big.h5 --layers 99 --prompt 20000 >out 2>err & }} && "
+      "sleep 0.4 && "
+      "kill -TERM \\$! && wait \\$!; test \\$? -eq 143",
+      folder_.string(), HAE_PROGRAM);
+  EXPECT_EQ(std::system(fmt::format("bash -c \"{}\"", command).c_str()), 0)
+      << "it ended before the signal came";
+  EXPECT_FALSE(fs::exists(folder_ / "big.h5"));
+  EXPECT_FALSE(fs::exists(folder_ / "big.h5.partial"));
+}
+
+TEST_F(Cli, AFullDiskIsOneLineAndLeavesNothing) {
+  const std::string command = fmt::format(
+      "cd '{}' && trap '' XFSZ && ulimit -f 100 && '{}' synth --kind uniform --out big.h5 >out 2>err",
+      folder_.string(), HAE_PROGRAM);
+  const int status = std::system(fmt::format("bash -c \"{}\"", command).c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(std::ranges::count(read(folder_ / "err"), '\n'), 1) << read(folder_ / "err");
+  EXPECT_FALSE(fs::exists(folder_ / "big.h5"));
+  EXPECT_FALSE(fs::exists(folder_ / "big.h5.partial"));
 }
 
 TEST_F(Cli, APolicyThatPrunesCanBeMatchedWhateverItsPrompt) {
