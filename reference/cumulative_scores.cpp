@@ -34,6 +34,17 @@ double CumulativeScores::score(Index lane, Index token) const {
   return sum / static_cast<double>(exposures_[static_cast<std::size_t>(token)]);
 }
 
+void CumulativeScores::evict_lowest(const LayerCache& cache, Index layer, Index lane, const Limits& limits,
+                                    Index count, Decision& decision) const {
+  if (count <= 0) {
+    return;
+  }
+  const std::vector<Index> tokens = eligible(cache, lane, limits.sinks, limits.recent);
+  for (const Scored& lowest : this->lowest(lane, tokens, count)) {
+    decision.evict.push_back({layer, lane, lowest.token, lowest.score});
+  }
+}
+
 std::vector<Scored> CumulativeScores::lowest(Index lane, const std::vector<Index>& tokens,
                                              Index count) const {
   std::vector<Scored> scored;

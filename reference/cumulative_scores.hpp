@@ -33,6 +33,10 @@ class CumulativeScores {
   /// included, whatever mass was left for it.
   [[nodiscard]] double score(Index lane, Index token) const;
 
+  /// Adds the evictions of the `count` lowest eligible tokens of a lane to a decision.
+  void evict_lowest(const LayerCache& cache, Index layer, Index lane, const Limits& limits, Index count,
+                    Decision& decision) const;
+
   /// The `count` lowest of the tokens.
   [[nodiscard]] std::vector<Scored> lowest(Index lane, const std::vector<Index>& tokens, Index count) const;
 

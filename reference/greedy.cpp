@@ -17,14 +17,8 @@ class GreedyDecode final : public LayerDecode {
     scores_.observe(row);
     Decision decision;
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      const Index excess = std::max<Index>(0, cache.residents(lane) - *limits_.budget);
-      if (excess == 0) {
-        continue;
-      }
-      const std::vector<Index> tokens = eligible(cache, lane, limits_.sinks, limits_.recent);
-      for (const Scored& lowest : scores_.lowest(lane, tokens, excess)) {
-        decision.evict.push_back({row.layer(), lane, lowest.token, lowest.score});
-      }
+      const Index excess = cache.residents(lane) - *limits_.budget;
+      scores_.evict_lowest(cache, row.layer(), lane, limits_, excess, decision);
     }
     return decision;
   }

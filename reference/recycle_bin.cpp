@@ -46,12 +46,8 @@ class BatchDecode final : public LayerDecode {
     scores_.observe(row);
     Decision decision;
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      if (cache.residents(lane) < *limits_.budget + *limits_.bin) {
-        continue;
-      }
-      const std::vector<Index> tokens = eligible(cache, lane, limits_.sinks, limits_.recent);
-      for (const Scored& lowest : scores_.lowest(lane, tokens, *limits_.bin)) {
-        decision.evict.push_back({row.layer(), lane, lowest.token, lowest.score});
+      if (cache.residents(lane) >= *limits_.budget + *limits_.bin) {
+        scores_.evict_lowest(cache, row.layer(), lane, limits_, *limits_.bin, decision);
       }
     }
     return decision;

@@ -56,11 +56,7 @@ class ScoreRun final : public Run {
                                   std::to_string(window) + "; what is older receives no attention");
     }
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      const Index excess = std::max<Index>(0, cache.residents(lane) - budget);
-      const std::vector<Index> tokens = eligible(cache, lane, limits.sinks, limits.recent);
-      for (const Scored& lowest : scores_.back().lowest(lane, tokens, excess)) {
-        decision.evict.push_back({layer, lane, lowest.token, lowest.score});
-      }
+      scores_.back().evict_lowest(cache, layer, lane, limits, cache.residents(lane) - budget, decision);
     }
     return decision;
   }
