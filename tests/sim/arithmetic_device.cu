@@ -2,8 +2,8 @@
 
 #include "sim/arithmetic.hpp"
 
-__global__ void weights_of_row(const float* query, const float* keys, long long head_dim, float scale, float maximum,
-                               float* weights) {
+__global__ void weights_of_row(const float* query, const float* keys, long long head_dim, float scale,
+                               float maximum, float* weights) {
   float partial[hae::arithmetic::kPartials] = {};
   const int key = static_cast<int>(threadIdx.x);
   const float z = hae::arithmetic::logit(query, keys + key * head_dim, head_dim, scale);
