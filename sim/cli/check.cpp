@@ -38,13 +38,13 @@ void run(const Options& options) {
 void add_check(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* command =
-      app.add_subcommand("check", "Check every invariant of a trace and name the first violations.");
+      app.add_subcommand("check", "Check every invariant of a trace and name the first violations");
   command->add_option("trace", options->trace, "Trace file (.h5)")->required();
   command->add_option("--messages", options->messages, "How many violations to name")
       ->check(CLI::Range(Index{0}, Index{1'000'000}))
       ->capture_default_str();
   command->add_flag("--no-lock", options->no_lock, "Read without a file lock");
-  command->footer("Example: hae check trace.h5\nExit code 3 when the trace is not sound.");
+  command->footer("Example:\n  hae check trace.h5\nExit code 3 when the trace is not sound.");
   command->callback([options] { run(*options); });
 }
 

@@ -32,12 +32,12 @@ void run(const Options& options) {
 
 void add_import(CLI::App& app) {
   const auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("import", "Make a trace from another format.");
+  CLI::App* command = app.add_subcommand("import", "Make a trace from another format");
   command->add_option("in", options->in, "File to import")->required();
   command->add_option("--from", options->from, "Its format: npz")->required()->check(CLI::IsMember({"npz"}));
   command->add_option("--out", options->out, "Trace file to write")->required();
   command->add_option("--name", options->name, "Name of the sequence (default: the file's name)");
-  command->footer("Example: hae import attention.npz --from npz --out trace.h5");
+  command->footer("Example:\n  hae import attention.npz --from npz --out trace.h5");
   command->callback([options] { run(*options); });
 }
 

@@ -216,11 +216,11 @@ void run(const Options& options) {
 void add_info(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* command =
-      app.add_subcommand("info", "Show what is in a trace: shapes, modality, bytes, storage, lint.");
+      app.add_subcommand("info", "Show what is in a trace: shapes, modality, bytes, storage, lint");
   command->add_option("trace", options->trace, "Trace file (.h5)")->required();
   command->add_flag("--json", options->json, "Print one JSON document");
   command->add_flag("--no-lock", options->no_lock, "Read without a file lock");
-  command->footer("Example: hae info trace.h5 --json");
+  command->footer("Example:\n  hae info trace.h5 --json");
   command->callback([options] { run(*options); });
 }
 

@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
 #include "reference/policies.hpp"
 #include "sim/cli/command.hpp"
-#include "sim/cli/run_table.hpp"
 
 namespace hae::cli {
 namespace {
@@ -26,12 +26,24 @@ void print_one(const std::string& name) {
       continue;
     }
     fmt::print("{}: {}\n\nsource    {}\nfidelity  {}\n", info.name, info.summary, info.source, info.fidelity);
+    std::size_t keys = 6;
+    std::size_t defaults = 7;
+    std::size_t allowed = 7;
+    for (const reference::OptionInfo& option : info.options) {
+      keys = std::max(keys, option.key.size());
+      defaults = std::max(defaults, option.default_value.size());
+      allowed = std::max(allowed, option.allowed.size());
+    }
+    const auto print_line = [&](std::string_view key, std::string_view value, std::string_view range,
+                                std::string_view meaning) {
+      fmt::print("{:<{}}  {:<{}}  {:<{}}  {}\n", key, keys, value, defaults, range, allowed, meaning);
+    };
     if (!info.options.empty()) {
-      fmt::print("\n{:<12} {:<10} {:<48} {}\n", "option", "default", "allowed", "meaning");
+      fmt::print("\n");
+      print_line("option", "default", "allowed", "meaning");
     }
     for (const reference::OptionInfo& option : info.options) {
-      fmt::print("{:<12} {:<10} {:<48} {}\n", option.key, option.default_value, option.allowed,
-                 option.meaning);
+      print_line(option.key, option.default_value, option.allowed, option.meaning);
     }
     return;
   }

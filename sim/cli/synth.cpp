@@ -54,7 +54,7 @@ void add_synth(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   traces::SynthOptions& synth = options->synth;
   CLI::App* command =
-      app.add_subcommand("synth", "Write a seeded synthetic trace; equal options give equal bytes.");
+      app.add_subcommand("synth", "Write a seeded synthetic trace; equal options give equal bytes");
   command
       ->add_option("--kind", options->kind,
                    fmt::format("One of {}", fmt::join(traces::synth_kind_names(), ", ")))
@@ -80,7 +80,7 @@ void add_synth(CLI::App& app) {
       ->check(CLI::IsMember({"float32", "float16", "bfloat16"}))
       ->capture_default_str();
   command->footer(
-      "Example: hae synth --kind image-sparse --out synth.h5 --prompt 768 --tokens 1024 --images 1 "
+      "Example:\n  hae synth --kind image-sparse --out synth.h5 --prompt 768 --tokens 1024 --images 1 "
       "--image-tokens 576");
   command->callback([options] { run(*options); });
 }
