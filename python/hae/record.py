@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from hae import trace
 
@@ -19,8 +20,15 @@ def _positive(text: str) -> int:
     return value
 
 
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; --help shows the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(_fail(f"{message}; see hae-record --help", USAGE))
+
+
 def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _OneLineParser(
         prog="hae-record",
         description="Run a Hugging Face model greedily and write one trace sequence per prompt.",
     )

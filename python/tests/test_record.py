@@ -1,6 +1,5 @@
 """The recorder, from models of random weights to finished trace files."""
 
-import contextlib
 import tracemalloc
 
 import h5py
@@ -593,10 +592,11 @@ def test_pictures_that_do_not_match_their_placeholders_are_bad_input(
 @pytest.mark.parametrize(
     "options", [["--dtype", "float8"], ["--max-new-tokens", "0"], ["--payload", "kv"], []]
 )
-def test_a_wrong_option_is_a_usage_error(options):
-    with contextlib.redirect_stderr(None), pytest.raises(SystemExit) as stopped:
-        record.main(["model", *options])
+def test_a_wrong_option_is_a_usage_error(options, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        record.main(["model", "--out", "f.h5", *options])
     assert stopped.value.code == 2
+    assert "see hae-record --help" in one_line(capsys.readouterr().err)
 
 
 def test_options_that_exclude_each_other_are_a_usage_error(tmp_path, text_model, capsys):
