@@ -17,6 +17,14 @@
 namespace hae::traces::hdf5 {
 namespace {
 
+/// What to do about a reason of the library's: a version it does not know is not damage.
+std::string_view remedy_for(const std::string& reason) {
+  if (reason.find("version number") != std::string::npos) {
+    return "it was written for a newer HDF5 than 1.10: write it again with libver=('earliest', 'v110')";
+  }
+  return "it is damaged: copy or record it again";
+}
+
 std::recursive_mutex& library_mutex() {
   static std::recursive_mutex mutex;
   return mutex;
@@ -26,8 +34,7 @@ std::recursive_mutex& library_mutex() {
 template <typename Status>
 Status checked(Status status, const std::string& where, const char* doing) {
   if (status < 0) {
-    refuse(where, ": cannot ", doing, " (", library_reason(),
-           "); the file is damaged: copy or record it again");
+    refuse(where, ": cannot ", doing, " (", library_reason(), "); ", remedy_for(library_reason()));
   }
   return status;
 }
@@ -287,7 +294,7 @@ void File::open_library() {
     refuse(name(), ": truncated: it has ", bytes_, " bytes, expected more (", reason,
            "); its writer was killed or the copy is partial: copy or record it again");
   }
-  refuse(name(), ": HDF5 cannot open it (", reason, "); it is damaged: copy or record it again");
+  refuse(name(), ": HDF5 cannot open it (", reason, "); ", remedy_for(reason));
 }
 
 Group File::root() const {
