@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <optional>
@@ -474,6 +475,61 @@ SequenceDetails TraceFile::details(Index index) const {
     details.token = group.dataset("token", Content::strings).read_strings();
   }
   return details;
+}
+
+std::vector<std::string> TraceFile::optional_violations(Index index) const {
+  const Group group = sequence_group(*file_, index);
+  const SequenceInfo info = read_info(group);
+  const SequenceDetails details = this->details(index);
+  std::vector<std::string> violations;
+  for (std::size_t token = 0; token < details.frame.size(); ++token) {
+    const Index frame = details.frame[token];
+    if (frame < -1 || (frame >= 0 && !info.is_visual(static_cast<Index>(token)))) {
+      violations.push_back(message(group.where(), "/frame[", token, "]: found ", frame,
+                                   ", expected -1 for text and 0 or more for a frame; record it again"));
+      break;
+    }
+  }
+  for (std::size_t token = 0; token < details.patch.size(); ++token) {
+    const auto [row, column] = details.patch[token];
+    const bool has_none = row == -1 && column == -1;
+    if (!has_none && (row < 0 || column < 0 || !info.is_visual(static_cast<Index>(token)))) {
+      violations.push_back(message(group.where(), "/patch[", token, "]: found ", row, " ", column,
+                                   ", expected -1 -1 for text, else a row and a column; record it again"));
+      break;
+    }
+  }
+  const auto expect_finite = [&](const Dataset& dataset, std::span<const double> numbers) {
+    const auto bad = std::ranges::find_if_not(numbers, [](double x) { return std::isfinite(x); });
+    if (bad != numbers.end()) {
+      violations.push_back(message(dataset.where(), ": element ", bad - numbers.begin(), " is ", *bad,
+                                   ", expected a finite number; record it again"));
+    }
+  };
+  if (group.has("embedding_similarity")) {
+    const Dataset similarity = group.dataset("embedding_similarity", Content::reals);
+    expect_finite(similarity, similarity.read_reals());
+  }
+  if (group.has("rotary")) {
+    const Dataset frequency = group.group("rotary").dataset("inverse_frequency", Content::reals);
+    expect_finite(frequency, frequency.read_reals());
+  }
+  for (Index layer = 0; layer < info.layers; ++layer) {
+    const LayerDatasets datasets = open_datasets(group.group("layers").group(six_digits(layer)), info);
+    for (Index head = 0; datasets.q_unrotated && head < info.query_heads; ++head) {
+      std::vector<float> numbers(static_cast<std::size_t>(info.tokens * *info.head_dim));
+      const std::array<Index, 3> start{head, 0, 0};
+      const std::array<Index, 3> count{1, info.tokens, *info.head_dim};
+      datasets.q_unrotated->read(start, count, numbers);
+      expect_finite(*datasets.q_unrotated, std::vector<double>(numbers.begin(), numbers.end()));
+    }
+  }
+  try {
+    static_cast<void>(pictures(index));
+  } catch (const TraceError& error) {
+    violations.emplace_back(error.what());
+  }
+  return violations;
 }
 
 std::vector<Index> TraceFile::pictures(Index index) const {

@@ -63,6 +63,10 @@ class TraceFile final : public TraceSource {
   /// Every dataset that version 1 knows, in the order of FORMAT.md, layers ascending.
   [[nodiscard]] std::vector<StoredDataset> datasets(Index index) const;
 
+  /// What is wrong with the optional datasets of a sequence, the first violation of each: frames and patches
+  /// that belong to no picture, numbers that are not finite, pictures that are none.
+  [[nodiscard]] std::vector<std::string> optional_violations(Index index) const;
+
   /// The image ids of a sequence whose picture is stored, ascending.
   [[nodiscard]] std::vector<Index> pictures(Index index) const;
 

@@ -21,7 +21,13 @@ struct Options {
 
 void run(const Options& options) {
   traces::TraceFile trace(options.trace, {.lock = !options.no_lock});
-  const traces::CheckReport report = traces::check_trace(trace, options.messages);
+  traces::CheckReport report = traces::check_trace(trace, options.messages);
+  for (Index index = 0; report.total == 0 && index < trace.sequences(); ++index) {
+    for (const std::string& violation : trace.optional_violations(index)) {
+      ++report.total;
+      report.violations.push_back(violation);
+    }
+  }
   for (const std::string& violation : report.violations) {
     fmt::print(stderr, "{}\n", violation);
   }

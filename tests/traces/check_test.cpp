@@ -191,5 +191,24 @@ TEST(RowViolation, FollowsDisjointRanges) {
   }
 }
 
+TEST(OptionalData, NamesFramesAndPatchesThatBelongToNoPicture) {
+  const auto violations = [](const SequenceDetails& details) {
+    const Scratch scratch;
+    write_small(scratch / "trace.h5", small_qkv(), FloatType::float32, details);  // the picture is at 1 and 2
+    return TraceFile(scratch / "trace.h5").optional_violations(0);
+  };
+  SequenceDetails details;
+  EXPECT_TRUE(violations(details).empty());
+  details.frame = {-1, 0, 1, -1, -1, -1};
+  details.patch = {{-1, -1}, {0, 0}, {0, 1}, {-1, -1}, {-1, -1}, {-1, -1}};
+  EXPECT_TRUE(violations(details).empty());
+  details.frame[4] = 2;  // a text token
+  details.patch[1] = {0, -7};
+  const std::vector<std::string> found = violations(details);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_NE(found[0].find("/frame[4]: found 2"), std::string::npos) << found[0];
+  EXPECT_NE(found[1].find("/patch[1]: found 0 -7"), std::string::npos) << found[1];
+}
+
 }  // namespace
 }  // namespace hae::traces::test
