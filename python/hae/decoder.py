@@ -62,7 +62,9 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
         raise UnsupportedModel(f"{text.model_type}: logit soft-capping")
     if getattr(text, "add_cross_attention", False) or getattr(text, "cross_attention_layers", None):
         raise UnsupportedModel(f"{text.model_type}: cross-attention")
-    heads = (text.num_attention_heads, getattr(text, "num_key_value_heads", None))
+    heads = [getattr(text, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
+    if heads[0] is None:
+        raise UnsupportedModel(f"{text.model_type}: a model without attention heads")
     if any(isinstance(count, (list, tuple)) for count in heads) or hasattr(text, "block_configs"):
         raise UnsupportedModel(f"{text.model_type}: head counts that differ between layers")
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedModel
 
+from hae.errors import reason
 from hae.trace import IMAGE, NO_IMAGE, TEXT
 
 
@@ -26,6 +27,7 @@ class Prompt:
 
     text    with one image placeholder of the model (often <image>) for each picture
     images  the pictures, in the order of their placeholders
+    paths   the files that the pictures came from, if any
     group   sequences about one picture or document share it: they are not independent
     """
 
@@ -33,6 +35,7 @@ class Prompt:
     text: str
     images: list[Image.Image] = field(default_factory=list)
     group: str = ""
+    paths: list[Path] = field(default_factory=list)
 
 
 _KEYS = {"name", "text", "images", "group"}
@@ -45,8 +48,8 @@ def load_prompts(path: Path) -> list[Prompt]:
     raises PromptError naming the file and the line
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise PromptError(f"{path}: cannot be read: {error}") from None
     prompts: list[Prompt] = []
     for number, line in enumerate(lines, start=1):
@@ -54,8 +57,8 @@ def load_prompts(path: Path) -> list[Prompt]:
             continue
         where = f"{path}:{number}"
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
+            entry = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise PromptError(f"{where}: not JSON: {error}") from None
         prompts.append(_prompt(entry, where, path.parent, default_name=f"{len(prompts):06d}"))
     if not prompts:
@@ -77,6 +80,8 @@ def _prompt(entry: Any, where: str, folder: Path, default_name: str) -> Prompt:
     paths = entry.get("images", [])
     if not isinstance(name, str) or not isinstance(group, str) or not name or not group:
         raise PromptError(f'{where}: "name" and "group" must be strings that are not empty')
+    if "\0" in name + group or any(not _is_unicode(text) for text in (name, group, entry["text"])):
+        raise PromptError(f"{where}: a string holds half a surrogate pair, or a name U+0000")
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise PromptError(f'{where}: "images" must be a list of paths')
     images = []
@@ -84,9 +89,14 @@ def _prompt(entry: Any, where: str, folder: Path, default_name: str) -> Prompt:
         try:
             with Image.open(folder / image_path) as image:
                 images.append(image.copy() if image.mode == "L" else image.convert("RGB"))
-        except OSError as error:
-            raise PromptError(f"{where}: picture {image_path}: {error}") from None
-    return Prompt(name=name, text=entry["text"], images=images, group=group)
+        except Exception as error:  # each of Pillow's decoders has kinds of its own
+            raise PromptError(f"{where}: picture {image_path}: {reason(error)}") from None
+    files = [folder / image_path for image_path in paths]
+    return Prompt(name=name, text=entry["text"], images=images, group=group, paths=files)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # ---------------------------------------------------------------------------------- inputs
@@ -174,14 +184,19 @@ def prepare(model: PreTrainedModel, processor: Any, prompt: Prompt) -> Inputs:
     processor  the model's processor when the prompt has pictures, else its tokenizer will do
     raises PromptError when pictures and image tokens do not fit together
     """
+    if prompt.images and not hasattr(model.config, "vision_config"):
+        pictures = "1 picture" if len(prompt.images) == 1 else f"{len(prompt.images)} pictures"
+        raise PromptError(f"prompt {prompt.name}: has {pictures}, but the model takes none")
     try:
         if prompt.images:
             batch = processor(images=prompt.images, text=prompt.text, return_tensors="pt")
         else:
             tokenizer = getattr(processor, "tokenizer", processor)
             batch = tokenizer(prompt.text, return_tensors="pt")
-    except (ValueError, IndexError, StopIteration) as error:
-        raise PromptError(f"prompt {prompt.name}: the processor refused it: {error}") from None
+    except Exception as error:  # a processor may raise anything
+        raise PromptError(
+            f"prompt {prompt.name}: the processor refused it: {reason(error)}"
+        ) from None
     if "attention_mask" in batch and not bool(batch["attention_mask"].all()):
         raise PromptError(f"prompt {prompt.name}: the tokenizer padded it; padding is not recorded")
     input_ids = batch["input_ids"].to(model.device)

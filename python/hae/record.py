@@ -68,7 +68,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "--limit-bytes",
         type=_positive,
         metavar="N",
-        help="refuse a recording that may grow larger (default: the free space beside F.h5)",
+        help="refuse a recording that may grow larger (and always what the disk cannot hold)",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep the sequences that an interrupted run finished"
@@ -83,6 +83,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("--unrotated: only with --payload qkv", USAGE)
     if options.payload == "attention" and options.attention != "eager":
         return _fail("--payload attention: needs --attention eager", USAGE)
+    if options.payload == "attention" and trace.is_finer(options.dtype, options.compute_dtype):
+        return _fail(
+            f"--payload attention: --dtype {options.dtype} is finer than --compute-dtype "
+            f"{options.compute_dtype}, whose rows do not sum to 1 in it; use --dtype "
+            f"{options.compute_dtype} or --payload qkv",
+            USAGE,
+        )
     try:
         from hae import session
     except ImportError as error:

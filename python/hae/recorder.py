@@ -165,10 +165,19 @@ class SequenceCapture:
             trace.write_numbers(dataset, head, np.concatenate(rows))
 
 
+# Model types that rotate halves of the whole head against each other, in every layer.
+ROTATING_HALVES = ("llama", "mistral", "qwen2", "qwen3")
+
+
 class Unrotation:
     """Turns queries back to what they were before rotary embedding, in double precision."""
 
     def __init__(self, decoder: PreTrainedModel, head_dim: int) -> None:
+        if decoder.config.model_type not in ROTATING_HALVES:
+            raise UnsupportedModel(
+                f"--unrotated: model type {decoder.config.model_type}, not one of "
+                f"{', '.join(ROTATING_HALVES)}"
+            )
         base = getattr(decoder, "model", decoder)
         rotary = getattr(base, "rotary_emb", None)
         frequency = getattr(rotary, "inv_freq", None)
@@ -247,7 +256,11 @@ def _generate(
     model: PreTrainedModel, inputs: Inputs, max_new_tokens: int, capture: SequenceCapture
 ) -> list[int]:
     """Greedy decoding. Returns the prompt and the generated tokens, the last of which was not
-    fed back."""
+    fed back.
+
+    raises CaptureError when the model generates an image token and would be fed it
+    """
+    image_token = getattr(model.config, "image_token_id", None)
     # transformers renames past_key_values to cache; both names are in use.
     parameters = inspect.signature(model.forward).parameters
     cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -256,19 +269,31 @@ def _generate(
     fed: dict[str, Any] = {"input_ids": inputs.input_ids}
     if inputs.pixel_values is not None:
         fed["pixel_values"] = inputs.pixel_values
-    for _ in range(max_new_tokens):
+    for step in range(max_new_tokens):
         capture.begin_step(rows=fed["input_ids"].shape[1])
         output = model(**fed, use_cache=True, logits_to_keep=1)
         capture.end_step()
         token = int(output.logits[0, -1].argmax())
         ids.append(token)
-        if token in end_tokens:
+        if token in end_tokens or step + 1 == max_new_tokens:
             break
+        if token == image_token:
+            raise CaptureError(
+                f"the model generated an image token (id {token}) as new token {step + 1}, for "
+                f"which there is no picture; record with --max-new-tokens {step + 1}, or without "
+                "this prompt"
+            )
         fed = {
             "input_ids": torch.tensor([[token]], device=model.device),
             cache_name: getattr(output, cache_name),
         }
     return ids
+
+
+def _texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The tokens as text; a row of a padded vocabulary has none, so its number stands for it."""
+    texts = tokenizer.convert_ids_to_tokens(ids)
+    return [f"<{id}>" if text is None else text for id, text in zip(ids, texts, strict=True)]
 
 
 def record_sequence(
@@ -317,7 +342,7 @@ def record_sequence(
             image=np.pad(inputs.image, (0, fed_back), constant_values=trace.NO_IMAGE),
             patch=np.pad(inputs.patch, ((0, fed_back), (0, 0)), constant_values=-1),
             token_id=np.array(ids[:-1]),
-            token=tokenizer.convert_ids_to_tokens(ids[:-1]),
+            token=_texts(tokenizer, ids[:-1]),
             window=capture.window,
             pictures={i: np.asarray(image) for i, image in enumerate(prompt.images)},
             embedding_similarity=embeddings and embeddings.similarity(inputs.modality),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import platform
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +23,37 @@ from transformers.utils import logging
 from hae import __version__, trace
 from hae.capture import CaptureError, probe, refuse_compiled
 from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
-from hae.prompts import Prompt, PromptError, load_prompts, prepare
+from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError, reason
+from hae.parts import finished_parts, refuse_other_recording
+from hae.prompts import Inputs, Prompt, PromptError, load_prompts, prepare
 from hae.recorder import Settings, record_sequence
 from hae.verify import VerificationError, tolerance_of, verify_sequence
 
-ANSWER_IS_NO, USAGE, BAD_INPUT = 1, 2, 3
 
-
-class RecordError(Exception):
-    """What stops a recording: one line, and the exit code it ends with."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code
+def say(text: str) -> None:
+    """Print a line. When nobody reads any more, the recording goes on in silence."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = None
 
 
 # ----------------------------------------------------------------------------------- loading
 
 
-def load_model(folder: Path, compute_dtype: str, device: str) -> tuple[Any, Any]:
+def load_model(
+    folder: Path, compute_dtype: str, device: str, implementation: str
+) -> tuple[Any, Any]:
     """A model and its processor (or tokenizer) from a local folder.
 
-    raises RecordError when the folder holds none that can be recorded
+    implementation  of attention, eager or sdpa, whatever the model's config.json asks for
+    raises RecordError when the folder holds none that can be recorded, or not all of its weights
     """
-    if not (folder / "config.json").is_file():
-        raise RecordError(f"{folder}: no config.json; give the folder of a saved model", BAD_INPUT)
     try:
+        if not (folder / "config.json").is_file():
+            raise RecordError(
+                f"{folder}: no config.json; give the folder of a saved model", BAD_INPUT
+            )
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         pictures = hasattr(config, "vision_config")
         loader = (
@@ -53,17 +61,42 @@ def load_model(folder: Path, compute_dtype: str, device: str) -> tuple[Any, Any]
             if pictures
             else transformers.AutoModelForCausalLM
         )
-        model = loader.from_pretrained(
-            folder, dtype=getattr(torch, compute_dtype), local_files_only=True
+        model, loaded = loader.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, compute_dtype),
+            attn_implementation=implementation,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
         )
+        _refuse_random_weights(folder, loaded)
         reader = transformers.AutoProcessor if pictures else transformers.AutoTokenizer
         processor = reader.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise RecordError(f"{folder}: the model does not load: {error}", BAD_INPUT) from None
+    except RecordError:
+        raise
+    except Exception as error:  # the libraries that read a model have many kinds of their own
+        raise RecordError(
+            f"{folder}: the model does not load: {reason(error)}", BAD_INPUT
+        ) from None
     try:
         return model.eval().to(device), processor
-    except RuntimeError as error:
-        raise RecordError(f"--device {device}: {error}", USAGE) from None
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise RecordError(f"--device {device}: {reason(error)}", USAGE) from None
+
+
+def _refuse_random_weights(folder: Path, loaded: Mapping[str, Any]) -> None:
+    """What the files lack, transformers fills with random numbers."""
+    missing = sorted(loaded["missing_keys"])
+    mismatched = sorted(key for key, *_ in loaded["mismatched_keys"])
+    for names, what in ((missing, "missing"), (mismatched, "of another shape")):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise RecordError(
+                f"{folder}: {len(names)} weights are {what}: {', '.join(names[:3])}{more}; "
+                "give the folder of a whole model",
+                BAD_INPUT,
+            )
 
 
 def origin_of(arguments: Sequence[str]) -> trace.Origin:
@@ -93,11 +126,48 @@ def size_text(size: int) -> str:
     return f"{size:,} bytes ({size / unit:.2f} {name})"
 
 
-def plan(shape: Shape, prompt_tokens: Sequence[int], options: argparse.Namespace) -> int:
+# More than what an HDF5 group or dataset takes beside its numbers, with its alignment; and more
+# than modality, image, patch, number and text of a token.
+OBJECT_BYTES, TOKEN_BYTES = 2048, 128
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What of a prompt decides how large its sequence can be."""
+
+    tokens: int
+    visual: int
+    picture_bytes: int
+    pictures: int
+
+    @classmethod
+    def of(cls, prompt: Prompt, inputs: Inputs) -> Extent:
+        return cls(
+            tokens=inputs.input_ids.shape[1],
+            visual=int((inputs.image != trace.NO_IMAGE).sum()),
+            picture_bytes=sum(np.asarray(image).nbytes for image in prompt.images),
+            pictures=len(prompt.images),
+        )
+
+    def metadata_bytes(self, layers: int, options: argparse.Namespace) -> int:
+        """Everything of the sequence but its payload."""
+        similarity = self.visual * (self.tokens - self.visual) * 4
+        tokens = self.tokens + options.max_new_tokens - 1
+        objects = 5 * layers + self.pictures + 12  # a layer is a group of up to four datasets
+        return (
+            self.picture_bytes
+            + (similarity if options.embedding_similarity else 0)
+            + tokens * TOKEN_BYTES
+            + objects * OBJECT_BYTES
+        )
+
+
+def plan(shape: Shape, extents: Sequence[Extent], options: argparse.Namespace) -> int:
     """Print what the recording may grow to, and what all of attention would take.
 
     returns the largest possible size in bytes
     """
+    prompt_tokens = [extent.tokens for extent in extents]
     width = trace.element_bytes(options.dtype)
     extra = options.max_new_tokens - 1
     total = sum(
@@ -107,26 +177,34 @@ def plan(shape: Shape, prompt_tokens: Sequence[int], options: argparse.Namespace
     if options.unrotated and options.payload == "qkv":
         queries = shape.layers * shape.query_heads * shape.head_dim * width
         total += sum(queries * (prompt + extra) for prompt in prompt_tokens)
+    total += sum(extent.metadata_bytes(shape.layers, options) for extent in extents)
     longest = max(prompt_tokens)
     square = shape.prefill_attention_bytes(longest, width)
-    print(
+    say(
         f"{len(prompt_tokens)} sequences, prompts of {min(prompt_tokens)} to {longest} tokens, up "
         f"to {options.max_new_tokens} new ones: at most {size_text(total)} as "
         f"{options.payload} in {options.dtype}"
     )
-    print(
+    say(
         f"full attention of the longest prompt would take {size_text(square)}, "
         f"{size_text(square // shape.layers)} a layer"
     )
     return total
 
 
-def refuse_above_limit(total: int, options: argparse.Namespace) -> None:
-    limit, named = options.limit_bytes, "--limit-bytes"
-    if limit is None:
-        limit, named = shutil.disk_usage(options.out.parent).free, "free space"
-    if total <= limit:
-        return
+def refuse_above_limit(total: int, finished: int, options: argparse.Namespace) -> None:
+    """raises RecordError when `total` bytes are above the limit, or do not fit on the disk
+
+    finished  bytes of the parts that are there already
+    """
+    if options.limit_bytes is not None and total > options.limit_bytes:
+        above = f"above the --limit-bytes of {size_text(options.limit_bytes)}"
+    else:
+        free = shutil.disk_usage(options.out.parent).free
+        # The parts lie beside the joined file until that is complete.
+        if 2 * total - finished <= free:
+            return
+        above = f"and as much again while it is made, above the free space of {size_text(free)}"
     if options.payload == "attention":
         instead = "--payload qkv, which grows with the tokens and not with their square"
     elif options.dtype == "float32":
@@ -134,37 +212,52 @@ def refuse_above_limit(total: int, options: argparse.Namespace) -> None:
     else:
         instead = "fewer prompts or a smaller --max-new-tokens"
     raise RecordError(
-        f"{options.out}: may take {size_text(total)}, above the {named} of {size_text(limit)}; "
-        f"try {instead}",
+        f"{options.out}: may take {size_text(total)}, {above}; try {instead}",
         USAGE,
     )
 
 
-# ----------------------------------------------------------------------------------- the run
+# -------------------------------------------------------------------------------- the output
 
 
-def finished_parts(folder: Path, names: Sequence[str], resume: bool) -> list[Path]:
-    """The parts of an interrupted run that can be kept.
+def parts_folder(out: Path) -> Path:
+    return out.with_name(out.name + ".parts")
 
-    raises RecordError when there are some and `resume` is not given, or they are of other prompts
+
+def refuse_unfit_output(options: argparse.Namespace, prompts: Sequence[Prompt]) -> None:
+    """Writing must neither fail later nor destroy anything but an earlier trace.
+
+    raises RecordError
     """
-    parts = sorted(folder.glob("[0-9]*.h5"))
-    if parts and not resume:
-        raise RecordError(
-            f"{folder}: holds {len(parts)} finished sequences of an interrupted run; keep them "
-            "with --resume, or remove the folder",
-            USAGE,
-        )
-    for index, part in enumerate(parts):
-        with trace.open_trace(part) as file:
-            found = file["sequences/000000"].attrs["name"]
-        if index >= len(names) or part.name != f"{index:06d}.h5" or found != names[index]:
-            raise RecordError(
-                f"{part}: holds sequence {found!r}, which is not prompt {index} of this run; "
-                "remove the folder",
-                USAGE,
-            )
-    return parts
+
+    def refuse(what: str) -> None:
+        raise RecordError(f"--out {options.out}: {what}", USAGE)
+
+    out = options.out
+    if out.is_dir():
+        refuse("is a folder; give the path of a file")
+    if not out.parent.is_dir():
+        refuse(f"no such folder as {out.parent}; make it first")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        refuse(f"nothing can be written in {out.parent}; choose another folder")
+    partial, folder = out.with_name(out.name + ".partial"), parts_folder(out)
+    with contextlib.suppress(FileNotFoundError):
+        partial.lstat()  # the longest name that is to be made
+    if folder.exists() and not folder.is_dir():
+        refuse(f"{folder} is not a folder; remove it or choose another path")
+    inputs = [options.prompts, *(path for prompt in prompts for path in prompt.paths)]
+    for path in (path.resolve() for path in inputs):
+        if path in (out.resolve(), partial.resolve()) or folder.resolve() in path.parents:
+            refuse(f"would overwrite the input {path}; choose another path")
+    if not out.exists():
+        return
+    if options.model.resolve() in out.resolve().parents:
+        refuse("is a file of the model; choose another path")
+    if not out.is_file() or not trace.is_trace(out):
+        refuse("exists and is not a trace; remove it or choose another path")
+
+
+# ----------------------------------------------------------------------------------- the run
 
 
 def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
@@ -175,20 +268,28 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with _as_record_errors():
+    with _as_record_errors(options.out):
         prompts = load_prompts(options.prompts)
-        if not options.out.parent.is_dir():
-            raise RecordError(f"{options.out.parent}: no such folder", USAGE)
-        folder = options.out.with_name(options.out.name + ".parts")
-        names = [prompt.name for prompt in prompts]
-        finished = finished_parts(folder, names, options.resume)
+        refuse_unfit_output(options, prompts)
+        folder = parts_folder(options.out)
+        finished = finished_parts(folder, [prompt.name for prompt in prompts], options.resume)
 
-        model, processor = load_model(options.model, options.compute_dtype, options.device)
+        model, processor = load_model(
+            options.model, options.compute_dtype, options.device, options.attention
+        )
         decoder = decoder_of(model)
         refuse_compiled(model)
         probe(decoder, options.attention)
-        tokens = [prepare(model, processor, prompt).input_ids.shape[1] for prompt in prompts]
-        refuse_above_limit(plan(shape_of(decoder), tokens, options), options)
+        extents = []
+        for index, prompt in enumerate(prompts):
+            inputs = prepare(model, processor, prompt)
+            extents.append(Extent.of(prompt, inputs))
+            if index in finished:
+                refuse_other_recording(
+                    finished[index], prompt, inputs, _name_of(options.model), options
+                )
+        there = sum(part.stat().st_size for part in finished.values())
+        refuse_above_limit(plan(shape_of(decoder), extents, options), there, options)
 
         origin = origin_of(arguments)
         folder.mkdir(exist_ok=True)
@@ -199,7 +300,11 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         finally:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # unless finished sequences lie in it
-    print(f"{options.out}: {len(prompts)} sequences, {size_text(options.out.stat().st_size)}")
+        say(f"{options.out}: {len(prompts)} sequences, {size_text(options.out.stat().st_size)}")
+
+
+def _name_of(model: Path) -> str:
+    return model.resolve().name
 
 
 def _record_parts(
@@ -207,11 +312,14 @@ def _record_parts(
     processor: Any,
     prompts: Sequence[Prompt],
     folder: Path,
-    finished: Sequence[Path],
+    finished: Mapping[int, Path],
     options: argparse.Namespace,
     origin: trace.Origin,
 ) -> list[Path]:
-    """Record every prompt that has no finished part; verify the first part against the model."""
+    """Record every prompt that has no finished part.
+
+    Verified against the model are the first part and the first one that was kept.
+    """
     settings = Settings(
         payload=options.payload,
         dtype=options.dtype,
@@ -221,30 +329,31 @@ def _record_parts(
         embedding_similarity=options.embedding_similarity,
     )
     tokenizer = getattr(processor, "tokenizer", processor)
-    model_name = options.model.resolve().name
+    to_verify = {0, min(finished, default=0)}
     parts = []
     for index, prompt in enumerate(prompts):
         part = folder / f"{index:06d}.h5"
         parts.append(part)
-        if part in finished and index > 0:
+        if index in finished and index not in to_verify:
             continue
         inputs = prepare(model, processor, prompt)
-        if part not in finished:
+        if index not in finished:
             info = record_sequence(
-                model, tokenizer, prompt, inputs, settings, part, origin, model_name
+                model, tokenizer, prompt, inputs, settings, part, origin, _name_of(options.model)
             )
-            print(f"{info.name}: {info.prompt} prompt tokens, {info.generated} generated")
-        if index > 0:
+            say(f"{info.name}: {info.prompt} prompt tokens, {info.generated} generated")
+        if index not in to_verify:
             continue
         tolerance = tolerance_of(options.dtype, options.compute_dtype)
         try:
             worst = verify_sequence(model, inputs, part, tolerance)
         except VerificationError as error:
-            if part in finished:
+            if index in finished:
                 raise RecordError(f"{part}: not of this model: {error}", ANSWER_IS_NO) from None
             part.unlink()
-            raise
-        print(
+            finer = "" if options.dtype == "float32" else "; try --dtype float32"
+            raise VerificationError(f"{error}{finer}") from None
+        say(
             f"verified: attention from the file is within {worst:.1e} of the model's eager "
             f"attention (allowed {tolerance:g})"
         )
@@ -255,20 +364,27 @@ _EXIT_CODES: dict[type[Exception], tuple[int, str]] = {
     CaptureError: (ANSWER_IS_NO, ""),
     VerificationError: (ANSWER_IS_NO, "; nothing was kept"),
     trace.TraceError: (ANSWER_IS_NO, "; nothing of this sequence was kept"),
-    UnsupportedModel: (BAD_INPUT, ", which a trace cannot express; nothing was recorded"),
+    UnsupportedModel: (BAD_INPUT, ", which cannot be recorded; nothing was written"),
     PromptError: (BAD_INPUT, ""),
+    # The model's files or a prompt ask for something that the model's code does not have.
+    LookupError: (BAD_INPUT, " (the model or a prompt does not fit)"),
+    ValueError: (BAD_INPUT, " (the model or a prompt does not fit)"),
+    AttributeError: (BAD_INPUT, " (the model or a prompt does not fit)"),
+    AssertionError: (BAD_INPUT, " (the model or a prompt does not fit)"),
     # torch: out of memory, or shapes that do not fit.
     RuntimeError: (ANSWER_IS_NO, " (the model failed while it ran)"),
 }
 
 
 @contextlib.contextmanager
-def _as_record_errors() -> Iterator[None]:
+def _as_record_errors(out: Path) -> Iterator[None]:
     """Give every error that the world can cause its exit code."""
     try:
         yield
+    except OSError as error:  # inputs have their own errors; this is the file and its parts
+        raise RecordError(f"--out {out}: {reason(error)}", USAGE) from error
     except tuple(_EXIT_CODES) as error:
         exit_code, hint = next(
             answer for kind, answer in _EXIT_CODES.items() if isinstance(error, kind)
         )
-        raise RecordError(f"{error}{hint}", exit_code) from error
+        raise RecordError(f"{reason(error)}{hint}", exit_code) from error

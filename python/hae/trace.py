@@ -34,6 +34,11 @@ def element_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
+def is_finer(dtype: str, than: str) -> bool:
+    """Whether numbers of one type carry more significant bits than those of the other."""
+    return DTYPES.index(dtype) < DTYPES.index(than)  # listed from fine to coarse
+
+
 def bfloat16_codes(values: np.ndarray) -> np.ndarray:
     """float32 values as bfloat16 codes (uint16, any shape), rounded to nearest even.
 
@@ -110,25 +115,33 @@ def write_numbers(dataset: h5py.h5d.DatasetID, index: int, codes: np.ndarray) ->
     dataset.write(memory_space, file_space, codes, mtype=dataset.get_type())
 
 
+def dtype_of(dataset: h5py.Dataset) -> str:
+    """One of DTYPES; raises TraceError for any other type."""
+    kind = dataset.id.get_type()
+    if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 2:
+        layout = (kind.get_fields(), kind.get_ebias())
+        if layout == ((15, 7, 8, 0, 7), 127):
+            return "bfloat16"
+        if layout == ((15, 10, 5, 0, 10), 15):
+            return "float16"
+        raise TraceError(f"{dataset.name}: unknown 16-bit float type")
+    if dataset.dtype.kind == "f" and dataset.dtype.itemsize == 4:
+        return "float32"
+    raise TraceError(f"{dataset.name}: expected float32, float16 or bfloat16 numbers")
+
+
 def read_numbers(dataset: h5py.Dataset) -> np.ndarray:
     """A whole dataset of float32, float16 or bfloat16 numbers as float32, exact.
 
     raises TraceError for any other type
     """
-    kind = dataset.id.get_type()
-    if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 2:
-        layout = (kind.get_fields(), kind.get_ebias())
-        order = "<" if kind.get_order() == h5py.h5t.ORDER_LE else ">"
-        if layout == ((15, 7, 8, 0, 7), 127):
-            codes = np.empty(dataset.shape, dtype=f"{order}u2")
-            dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, codes, mtype=kind)
-            return bfloat16_values(codes)
-        if layout == ((15, 10, 5, 0, 10), 15):
-            return dataset[()].astype(np.float32)
-        raise TraceError(f"{dataset.name}: unknown 16-bit float type")
-    if dataset.dtype.kind == "f" and dataset.dtype.itemsize == 4:
+    if dtype_of(dataset) != "bfloat16":
         return dataset[()].astype(np.float32)
-    raise TraceError(f"{dataset.name}: expected float32, float16 or bfloat16 numbers")
+    kind = dataset.id.get_type()
+    order = "<" if kind.get_order() == h5py.h5t.ORDER_LE else ">"
+    codes = np.empty(dataset.shape, dtype=f"{order}u2")
+    dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, codes, mtype=kind)
+    return bfloat16_values(codes)
 
 
 # -------------------------------------------------------------------------------- sequences
@@ -283,6 +296,16 @@ def new_trace(path: Path, origin: Origin) -> Iterator[h5py.File]:
         with suppress(FileNotFoundError):
             partial.unlink()
         raise
+
+
+def is_trace(path: Path) -> bool:
+    """Whether the file is a trace of any version, complete or not."""
+    try:
+        with h5py.File(path, "r") as file:
+            found = file.attrs.get("format")
+    except (OSError, RuntimeError, LookupError, ValueError):
+        return False
+    return isinstance(found, (str, bytes)) and found in (FORMAT, FORMAT.encode())
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import train_board_reader  # noqa: E402
 
 @pytest.fixture(scope="module")
 def reader():
-    return load_model(MODEL, "float32", "cpu")
+    return load_model(MODEL, "float32", "cpu", "eager")
 
 
 def board_of(cells: dict[tuple[int, int], int]) -> boards.Board:

@@ -133,6 +133,12 @@ def test_pictures_are_found_beside_the_file(tmp_path):
         ('{"text": "a", "image": []}', r"prompts.jsonl:2: unknown key 'image'"),
         ('{"text": "a", "name": "first"}', r"'first' appears twice"),
         ('{"text": "a", "images": ["none.png"]}', r"prompts.jsonl:2: picture none.png"),
+        ('{"text": "a", "images": ["prompts.jsonl"]}', r"prompts.jsonl:2: picture prompts.jsonl"),
+        ('{"text": "a", "images": ["\\u0000"]}', r"prompts.jsonl:2: picture"),
+        ('{"text": "\\ud800"}', r"prompts.jsonl:2: a string holds half a surrogate pair"),
+        ('{"text": "a", "name": "\\u0000"}', r"prompts.jsonl:2: .* U\+0000"),
+        ("[" * 100_000, r"prompts.jsonl:2: not JSON"),
+        ("9" * 5000, r"prompts.jsonl:2: not JSON"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, line, message):
@@ -140,6 +146,25 @@ def test_a_wrong_line_is_named(tmp_path, line, message):
     path.write_text('{"text": "a", "name": "first"}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(PromptError, match=message):
         load_prompts(path)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / "prompts.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    with pytest.raises(PromptError, match=r"prompts.jsonl:2: not JSON: .*utf-8"):
+        load_prompts(tmp_path / "prompts.jsonl")
+
+
+def test_only_a_newline_ends_a_line(tmp_path):
+    text = "a\u2028b\u0085c"
+    line = f'{{"text": "{text}"}}\r\n'
+    (tmp_path / "prompts.jsonl").write_bytes(2 * line.encode())
+    assert [prompt.text for prompt in load_prompts(tmp_path / "prompts.jsonl")] == [text, text]
+
+
+def test_a_picture_for_a_model_that_takes_none_is_refused():
+    prompt = Prompt("p", "a", [tiny_models.picture(0)])
+    with pytest.raises(PromptError, match="prompt p: has 1 picture, but the model takes none"):
+        prepare(tiny_models.llama(), tiny_models.tokenizer(), prompt)
 
 
 def test_a_file_without_prompts_is_refused(tmp_path):

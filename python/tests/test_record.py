@@ -1,12 +1,17 @@
 """The recorder, from models of random weights to finished trace files."""
 
+import argparse
+import json
+import sys
 import tracemalloc
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import tiny_models
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, VISUAL_TOKENS
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -276,7 +281,8 @@ def test_a_failed_verification_leaves_no_file(tmp_path, text_model, monkeypatch,
     monkeypatch.setattr(trace, "encoded", lambda values, dtype: exact(values * 0.5, dtype))
     code, out = run(tmp_path, text_model, [{"text": FIVE_TOKENS}], "--max-new-tokens", "3")
     assert code == 1
-    assert "differs from the model's" in one_line(capsys.readouterr().err)
+    error = one_line(capsys.readouterr().err)
+    assert "differs from the model's" in error and "try --dtype float32" in error
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
@@ -431,6 +437,52 @@ def test_attention_to_a_surplus_slot_is_an_error():
         recorder.own_keys(rows, 5)
 
 
+@pytest.fixture
+def image_token_generator():
+    """Whatever this model reads, it goes on with an image token."""
+    model = tiny_models.llava()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        # The last state is always all ones, and only one token likes that.
+        norm = model.model.language_model.norm
+        norm.weight.zero_()
+        norm.register_forward_hook(lambda module, given, output: output + 1)
+        model.lm_head.weight[tiny_models.IMAGE_TOKEN] = 1.0
+    return model
+
+
+def test_a_generated_image_token_stops_the_recording_in_one_line(
+    tmp_path, image_token_generator, monkeypatch, capsys
+):
+    reader = tiny_models.processor()
+    monkeypatch.setattr(session, "load_model", lambda *_: (image_token_generator, reader))
+    tiny_models.picture(0).save(tmp_path / "p.png")
+    entry = {"text": "a <image> b", "images": ["p.png"]}
+    code, out = run(tmp_path, tmp_path, [entry], "--max-new-tokens", "3")
+    assert code == 1 and not out.exists()
+    assert "generated an image token (id 4) as new token 1" in one_line(capsys.readouterr().err)
+    assert not (tmp_path / "out.h5.parts").exists()
+
+
+def test_an_image_token_that_is_never_fed_back_is_recorded(
+    tmp_path, image_token_generator, monkeypatch
+):
+    reader = tiny_models.processor()
+    monkeypatch.setattr(session, "load_model", lambda *_: (image_token_generator, reader))
+    assert run(tmp_path, tmp_path, [{"text": "a"}], "--max-new-tokens", "1")[0] == 0
+
+
+def test_a_token_without_text_is_shown_by_its_number(tmp_path):
+    rows = len(tiny_models.WORDS) + 9
+    model = tiny_models.llama(vocab_size=rows)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[-1] = 0.1
+        model.lm_head.weight[-2] = -0.1  # one of the two has the largest logit
+    info, _ = record_one(model, FIVE_TOKENS, tmp_path / "a.h5")
+    assert set(info.token[5:]) <= {f"<{rows - 1}>", f"<{rows - 2}>"}
+
+
 # ----------------------------------------------------------------------------- size and memory
 
 
@@ -452,6 +504,47 @@ def test_the_planned_size_is_what_the_payload_takes(tmp_path, payload):
         stored = sum(numbers.nbytes for layer in layers for numbers in layer.values())
     shape = decoder.shape_of(model)
     assert shape.payload_bytes(payload, info.prompt, info.tokens, 4) == stored
+
+
+def test_the_planned_size_has_room_for_pictures_similarity_and_metadata(
+    tmp_path, picture_model, monkeypatch
+):
+    planned = []
+    exact = session.refuse_above_limit
+    monkeypatch.setattr(
+        session,
+        "refuse_above_limit",
+        lambda total, *rest: (planned.append(total), exact(total, *rest)),
+    )
+    tiny_models.picture(0).resize((16, 16)).save(tmp_path / "p.png")
+    entries = [{"text": "a <image> b", "images": ["p.png"]}, {"text": "c"}]
+    options = ["--max-new-tokens", "3", "--embedding-similarity", "--unrotated"]
+    code, out = run(tmp_path, picture_model, entries, *options)
+    assert code == 0
+    assert out.stat().st_size <= planned[0]
+
+
+def test_pictures_and_similarity_are_counted():
+    options = argparse.Namespace(embedding_similarity=False, max_new_tokens=1)
+    bare = session.Extent(tokens=30, visual=10, picture_bytes=0, pictures=0)
+    full = session.Extent(tokens=30, visual=10, picture_bytes=10**6, pictures=0)
+    without = bare.metadata_bytes(2, options)
+    assert full.metadata_bytes(2, options) - without == 10**6
+    options.embedding_similarity = True
+    assert bare.metadata_bytes(2, options) - without == 10 * 20 * 4
+
+
+@pytest.mark.parametrize(("finished", "fits"), [(0, False), (1000, True)])
+def test_parts_and_joined_file_must_fit_together(tmp_path, monkeypatch, finished, fits):
+    monkeypatch.setattr(session.shutil, "disk_usage", lambda _: argparse.Namespace(free=1500))
+    options = argparse.Namespace(
+        limit_bytes=None, out=tmp_path / "a.h5", payload="qkv", dtype="float16"
+    )
+    if fits:
+        session.refuse_above_limit(1000, finished, options)
+        return
+    with pytest.raises(session.RecordError, match="above the free space of 1,500 bytes"):
+        session.refuse_above_limit(1000, finished, options)
 
 
 @pytest.mark.parametrize(
@@ -564,6 +657,267 @@ def test_parts_of_other_prompts_are_not_resumed(tmp_path, text_model, monkeypatc
     assert "which is not prompt 0 of this run" in capsys.readouterr().err
 
 
+@pytest.fixture
+def interrupted_run(tmp_path, text_model, monkeypatch):
+    """Two of three sequences are finished."""
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2", "--compute-dtype", "float32")
+    return tmp_path / "out.h5.parts"
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [
+        (["--max-new-tokens", "3"], r"--max-new-tokens (2, now 3)"),
+        (["--dtype", "bfloat16"], "--dtype (float16, now bfloat16)"),
+        (["--compute-dtype", "bfloat16"], "--compute-dtype (float32, now bfloat16)"),
+        (["--attention", "sdpa"], "--attention (eager, now sdpa)"),
+        (["--payload", "attention"], "--payload (qkv, now attention)"),
+        (["--unrotated"], "--unrotated (False, now True)"),
+        (["--embedding-similarity"], "--embedding-similarity (False, now True)"),
+    ],
+)
+def test_parts_recorded_with_other_options_are_not_resumed(
+    tmp_path, text_model, interrupted_run, capsys, options, differs
+):
+    capsys.readouterr()
+    code, out = run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2", "--resume", *options)
+    assert code == 2 and not out.exists()
+    error = one_line(capsys.readouterr().err)
+    assert "000000.h5" in error and differs in error
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [({"text": "c d z"}, "the prompt's tokens"), ({"text": "c d e", "group": "g"}, "group")],
+)
+def test_a_part_of_a_changed_prompt_is_not_resumed(
+    tmp_path, text_model, interrupted_run, capsys, changed, differs
+):
+    capsys.readouterr()
+    entries = [ENTRIES[0], changed, ENTRIES[2]]
+    code, _ = run(tmp_path, text_model, entries, "--max-new-tokens", "2", "--resume")
+    error = one_line(capsys.readouterr().err)
+    assert code == 2 and "000001.h5" in error and differs in error
+
+
+def test_a_part_of_another_picture_is_not_resumed(tmp_path, picture_model, monkeypatch, capsys):
+    entries = [{"text": "<image>", "images": ["p.png"]}, {"text": "a"}]
+    tiny_models.picture(0).save(tmp_path / "p.png")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 1)
+        run(tmp_path, picture_model, entries, "--max-new-tokens", "2")
+    tiny_models.picture(1).save(tmp_path / "p.png")
+    capsys.readouterr()
+    code, _ = run(tmp_path, picture_model, entries, "--max-new-tokens", "2", "--resume")
+    assert code == 2 and "the prompt's pictures" in one_line(capsys.readouterr().err)
+
+
+def test_a_part_of_another_recorder_is_named(tmp_path, text_model, interrupted_run, capsys):
+    capsys.readouterr()
+    with h5py.File(interrupted_run / "000001.h5", "r+") as file:
+        file.attrs["command"] = "hae-record --old-option"
+    code, _ = run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2", "--resume")
+    error = one_line(capsys.readouterr().err)
+    assert code == 3 and "000001.h5: cannot be read: its command" in error
+
+
+def test_a_damaged_part_is_named_and_can_be_recorded_again(
+    tmp_path, text_model, interrupted_run, capsys
+):
+    capsys.readouterr()
+    part = interrupted_run / "000000.h5"
+    part.write_bytes(b"damaged")
+    options = ["--max-new-tokens", "2", "--resume"]
+    code, _ = run(tmp_path, text_model, ENTRIES, *options)
+    error = one_line(capsys.readouterr().err)
+    assert code == 3 and "000000.h5: cannot be read" in error and "remove it" in error
+    part.unlink()
+    code, out = run(tmp_path, text_model, ENTRIES, *options)
+    assert code == 0 and capsys.readouterr().out.count("verified") == 2
+    with trace.open_trace(out) as file:
+        assert len(file["sequences"]) == 3
+
+
+# ------------------------------------------------------------------------------- the output
+
+
+def refused(capsys, model, out, prompts) -> str:
+    """The one line with which an output path is refused, before the model loads."""
+    code = record.main([str(model), "--out", str(out), "--prompts", str(prompts)])
+    assert code == 2
+    return one_line(capsys.readouterr().err)
+
+
+def test_no_input_is_overwritten(tmp_path, picture_model, capsys):
+    tiny_models.picture(0).save(tmp_path / "p.partial", format="PNG")
+    tiny_models.picture(0).save(tmp_path / "p.png")
+    entry = {"text": "<image> <image>", "images": ["p.png", "p.partial"]}
+    prompts = tiny_models.write_prompts(tmp_path, [entry])
+    files = [prompts, tmp_path / "p.png", picture_model / "config.json"]
+    before = [path.read_bytes() for path in files]
+    for out in (prompts, tmp_path / "p.png", tmp_path / "p"):
+        assert "would overwrite the input" in refused(capsys, picture_model, out, prompts)
+    error = refused(capsys, picture_model, picture_model / "config.json", prompts)
+    assert "a file of the model" in error
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_prompts_in_the_folder_of_parts_are_not_removed(tmp_path, text_model, capsys):
+    folder = tmp_path / "out.h5.parts"
+    folder.mkdir()
+    prompts = tiny_models.write_prompts(folder, [{"text": "a"}])
+    assert "overwrite" in refused(capsys, text_model, tmp_path / "out.h5", prompts)
+    assert prompts.exists()
+
+
+def test_only_an_earlier_trace_is_overwritten(tmp_path, text_model, capsys):
+    out = tmp_path / "out.h5"
+    out.write_bytes(b"mine")
+    prompts = tiny_models.write_prompts(tmp_path, [{"text": "a"}])
+    assert "exists and is not a trace" in refused(capsys, text_model, out, prompts)
+    assert out.read_bytes() == b"mine"
+    with h5py.File(out, "w") as file:
+        file.attrs["format"] = "hae-run"
+    assert "exists and is not a trace" in refused(capsys, text_model, out, prompts)
+    with h5py.File(out, "w") as file:
+        file.attrs["format"] = trace.FORMAT
+    assert run(tmp_path, text_model, [{"text": "a"}], "--max-new-tokens", "1")[0] == 0
+
+
+def test_an_output_that_cannot_be_written_is_a_usage_error(
+    tmp_path, text_model, capsys, monkeypatch
+):
+    prompts = tiny_models.write_prompts(tmp_path, [{"text": "a"}])
+    monkeypatch.chdir(tmp_path)
+    for out in (".", "..", str(tmp_path)):
+        assert "is a folder" in refused(capsys, text_model, out, prompts)
+    assert "no such folder" in refused(capsys, text_model, "none/a.h5", prompts)
+    assert "name too long" in refused(capsys, text_model, "n" * 300, prompts)
+    assert "name too long" in refused(capsys, text_model, "n" * 250, prompts)
+    Path("a.h5.parts").write_text("")
+    assert "a.h5.parts is not a folder" in refused(capsys, text_model, "a.h5", prompts)
+    monkeypatch.setattr(session.os, "access", lambda *_: False)
+    assert "nothing can be written" in refused(capsys, text_model, "b.h5", prompts)
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path, text_model, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorder.Spool, "append", full)
+    code, out = run(tmp_path, text_model, [{"text": "a"}])
+    assert code == 2
+    error = one_line(capsys.readouterr().err)
+    assert str(out) in error and "No space left" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_a_closed_stdout_does_not_stop_the_recording(tmp_path, text_model, monkeypatch):
+    class Closed:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    code, out = run(tmp_path, text_model, [{"text": "a"}], "--max-new-tokens", "2")
+    assert code == 0 and out.exists()
+
+
+# ------------------------------------------------------------------------------ model folders
+
+
+def change_weights(folder, change) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def saved_llama(tmp_path, **changes):
+    model = tiny_models.llama(**changes)
+    return tiny_models.save(model, tiny_models.tokenizer(), tmp_path / "model")
+
+
+def test_missing_weights_are_refused_by_name(tmp_path, capsys):
+    folder = saved_llama(tmp_path)
+    change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.v_proj.weight"))
+    code, out = run(tmp_path, folder, [{"text": "a"}])
+    assert code == 3 and not out.exists()
+    error = one_line(capsys.readouterr().err)
+    assert "1 weights are missing: model.layers.1.self_attn.v_proj.weight" in error
+
+
+def test_weights_of_another_shape_are_refused_by_name(tmp_path, capsys):
+    folder = saved_llama(tmp_path)
+    change_weights(folder, lambda weights: weights.update({"model.norm.weight": torch.ones(5)}))
+    assert run(tmp_path, folder, [{"text": "a"}])[0] == 3
+    assert "1 weights are of another shape: model.norm.weight" in capsys.readouterr().err
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    folder = saved_llama(tmp_path, tie_word_embeddings=True)
+    assert run(tmp_path, folder, [{"text": "a"}], "--max-new-tokens", "2")[0] == 0
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+def test_a_model_that_asks_for_flash_attention_is_recorded(tmp_path, key):
+    folder = saved_llama(tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "flash_attention_2"}))
+    assert run(tmp_path, folder, [{"text": "a"}], "--max-new-tokens", "2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b"cut off"),
+        ("model.safetensors", b""),
+        ("config.json", b"{"),
+        ("config.json", b"\xff"),
+        ("config.json", b"[]"),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_damaged_model_file_is_bad_input(tmp_path, capsys, name, content):
+    folder = saved_llama(tmp_path)
+    (folder / name).write_bytes(content)
+    code, out = run(tmp_path, folder, [{"text": "a"}])
+    assert code == 3 and not out.exists()
+    assert f"{folder}: the model does not load" in one_line(capsys.readouterr().err)
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_bad_input(tmp_path, capsys):
+    folder = saved_llama(tmp_path, vocab_size=10)
+    code, out = run(tmp_path, folder, [{"text": "z"}])
+    assert code == 3 and not out.exists()
+    assert "index out of range" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+def test_a_device_that_is_not_there_is_a_usage_error(tmp_path, text_model, capsys, device):
+    code, _ = run(tmp_path, text_model, [{"text": "a"}], "--device", device)
+    assert code == 2
+    assert f"--device {device}" in one_line(capsys.readouterr().err)
+
+
+def test_pictures_for_a_text_model_are_bad_input(tmp_path, text_model, capsys):
+    tiny_models.picture(0).save(tmp_path / "p.png")
+    code, out = run(tmp_path, text_model, [{"text": "a", "images": ["p.png"]}])
+    assert code == 3 and not out.exists()
+    assert "has 1 picture, but the model takes none" in one_line(capsys.readouterr().err)
+
+
+def test_unrotated_queries_are_refused_for_other_rotations(tmp_path):
+    model = tiny_models.llama()
+    model.config.model_type = "cohere"
+    with pytest.raises(decoder.UnsupportedModel, match="--unrotated: model type cohere"):
+        record_one(model, "a", tmp_path / "a.h5", unrotated=True)
+
+
 # --------------------------------------------------------------------------------- messages
 
 
@@ -603,6 +957,12 @@ def test_options_that_exclude_each_other_are_a_usage_error(tmp_path, text_model,
     code, _ = run(tmp_path, text_model, [{"text": "a"}], "--unrotated", "--payload", "attention")
     assert code == 2
     assert "--unrotated" in one_line(capsys.readouterr().err)
+
+
+def test_attention_cannot_be_stored_finer_than_it_is_computed(capsys):
+    options = ["--payload", "attention", "--dtype", "float32", "--compute-dtype", "bfloat16"]
+    assert record.main(["model", "--out", "f.h5", "--prompts", "p.jsonl", *options]) == 2
+    assert "use --dtype bfloat16 or --payload qkv" in one_line(capsys.readouterr().err)
 
 
 def test_a_number_too_large_for_the_type_is_named_and_leaves_no_file(tmp_path):
