@@ -78,10 +78,6 @@ bool Arbiter::is_resident(Index lane, Index layer, Index token) const {
   return token >= 0 && token < cache.joined() && cache.is_resident(lane, token);
 }
 
-Index Arbiter::logged_lane(Index lane) const {
-  return run_.policy->lanes() == LaneKind::layer ? kLayerLane : lane;
-}
-
 void Arbiter::note(const Decision& decision) {
   run_.result.warnings.insert(run_.result.warnings.end(), decision.warnings.begin(), decision.warnings.end());
 }
@@ -140,7 +136,8 @@ void Arbiter::apply_to_lane(Index step, const Evict& evict, Index lane, bool spa
   if (spares_recent) {
     check_recent(step, evict, lane);
   }
-  LogEntry entry{step, evict.layer, logged_lane(lane), evict.token, false, evict.score, {}, {}};
+  LogEntry entry{step, evict.layer, logged_lane(run_.policy->lanes(), lane), evict.token, false, evict.score,
+                 {},   {}};
   if (cache.is_pending(lane, evict.token)) {
     entry.pending_since = cache.pending_since(lane, evict.token);
   }
@@ -155,7 +152,7 @@ void Arbiter::remove_within(const Evict& evict) {
   within.insert(place, evict.token);
   for (Index lane = 0; lane < lane_count(info_, run_.policy->lanes()); ++lane) {
     run_.result.log.entries.push_back(
-        {0, evict.layer, logged_lane(lane), evict.token, true, evict.score, {}, {}});
+        {0, evict.layer, logged_lane(run_.policy->lanes(), lane), evict.token, true, evict.score, {}, {}});
   }
 }
 

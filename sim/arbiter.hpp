@@ -20,6 +20,11 @@ struct ActiveRun {
   RunResult result;                       ///< result.limits is set when the prefill is over
 };
 
+/// The lane of a cache as the log names it.
+inline Index logged_lane(LaneKind kind, Index lane) {
+  return kind == LaneKind::layer ? kLayerLane : lane;
+}
+
 /// When a policy decides in the prefill.
 enum class Moment { prune, fit, balance };
 
@@ -44,7 +49,6 @@ class Arbiter {
  private:
   [[nodiscard]] Limits limits(Index layer) const;
   [[nodiscard]] bool is_resident(Index lane, Index layer, Index token) const;
-  [[nodiscard]] Index logged_lane(Index lane) const;
   void note(const Decision& decision);
   void expect(bool holds, Index step, const Evict& evict, const char* complaint) const;
   void check_lane(Index step, const Evict& evict) const;

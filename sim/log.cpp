@@ -1,16 +1,13 @@
 #include "sim/log.hpp"
 
-#include <array>
-#include <charconv>
+#include "sim/text.hpp"
 
 namespace hae {
 namespace {
 
 template <typename Number>
 void append(std::string& text, Number value) {
-  std::array<char, 32> buffer;
-  const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
-  text.append(buffer.data(), result.ptr);
+  text += shortest(value);
 }
 
 template <typename Number>

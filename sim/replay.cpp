@@ -319,8 +319,8 @@ class SequenceReplay {
         std::vector<Index> pending(cache.pending(lane).begin(), cache.pending(lane).end());
         std::ranges::sort(pending);
         for (const Index token : pending) {
-          result.log.pending.push_back({layer, run.policy->lanes() == LaneKind::layer ? kLayerLane : lane,
-                                        token, cache.pending_since(lane, token)});
+          result.log.pending.push_back(
+              {layer, logged_lane(cache.kind(), lane), token, cache.pending_since(lane, token)});
         }
       }
     }

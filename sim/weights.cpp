@@ -1,25 +1,14 @@
 #include "sim/weights.hpp"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "sim/row_kernels.hpp"
+#include "sim/row_rule.hpp"
+#include "sim/text.hpp"
 
 namespace hae {
-namespace {
-
-/// The shortest text that reads back equal: a probability of 1e-30 must not print as 0.
-template <typename Number>
-std::string shortest(Number number) {
-  std::array<char, 32> buffer;
-  return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), number).ptr};
-}
-
-}  // namespace
-
 LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, Index keys, LayerPayload& payload,
                            NanRule rule, std::string where)
     : info_(info),
@@ -173,42 +162,42 @@ void LayerWeights::softmax_numerators(float* row, const std::vector<Range>& visi
   lowered_ += static_cast<Index>(lowered.size());
 }
 
-void LayerWeights::check_probabilities(float* row, Index stride, const std::vector<Range>& visible,
-                                       Index head, Index query) {
-  double sum = 0.0;
-  bool all_zero = true;
+void LayerWeights::check_probabilities(std::span<float> row, std::span<const Range> visible, Index head,
+                                       Index query) {
   Index lowered = 0;
-  auto range = visible.begin();
-  for (Index j = 0; j < stride; ++j) {
-    while (range != visible.end() && j >= range->end) {
-      ++range;
-    }
-    const bool seen = range != visible.end() && j >= range->begin;
-    const auto expected = [&](const char* what) {
-      fail(head, query,
-           "the probability of key " + std::to_string(j) + " is " + shortest(row[j]) + ", expected " + what);
-    };
-    if (!std::isfinite(row[j])) {
-      if (rule_ == NanRule::error) {
-        expected("a finite number; record again, or count such weights as 0 with --nan=lowest");
-      }
-      row[j] = 0.0f;
+  for (float& weight : row) {
+    if (rule_ == NanRule::lowest && !std::isfinite(weight)) {
+      weight = 0.0f;
       ++lowered;
     }
-    if (!seen && row[j] != 0.0f) {
-      expected("0: the mask forbids it; correct the mask rule, or record again");
-    }
-    if (row[j] < 0.0f) {
-      expected("0 or more; record again");
-    }
-    all_zero = all_zero && row[j] == 0.0f;
-    sum += static_cast<double>(row[j]);
   }
   lowered_ += lowered;
-  if (lowered == 0 && !all_zero && !(std::abs(sum - 1.0) <= info_.row_sum_tolerance)) {
-    fail(head, query,
-         "the row sums to " + shortest(sum) + ", expected 1 ± " + shortest(info_.row_sum_tolerance) +
-             "; record again");
+  // A row that lost such a weight cannot be held to its sum any more.
+  const std::optional<double> tolerance =
+      lowered == 0 ? std::optional(info_.row_sum_tolerance) : std::nullopt;
+  const std::optional<RowViolation> violation = find_row_violation(row, visible, tolerance);
+  if (!violation) {
+    return;
+  }
+  const auto expected = [&](const char* what) {
+    const std::string value =
+        std::to_string(violation->key) + " is " + shortest(row[static_cast<std::size_t>(violation->key)]);
+    fail(head, query, "the probability of key " + value + ", expected " + what);
+  };
+  switch (violation->kind) {
+    case RowViolation::Kind::not_finite:
+      expected("a finite number; record again, or count such weights as 0 with --nan=lowest");
+      break;
+    case RowViolation::Kind::negative:
+      expected("0 or more; record again");
+      break;
+    case RowViolation::Kind::forbidden:
+      expected("0: the mask forbids it; correct the mask rule, or record again");
+      break;
+    case RowViolation::Kind::sum:
+      fail(head, query,
+           "the row sums to " + shortest(violation->sum) + ", expected 1 ± " +
+               shortest(info_.row_sum_tolerance) + "; record again");
   }
 }
 
@@ -216,7 +205,8 @@ void LayerWeights::finish_row(WeightBlock& block, Index head, Index row) {
   float* weights = block.weights.data() + (head * block.rows() + row) * block.stride;
   const std::vector<Range>& visible = block.visible[static_cast<std::size_t>(row)];
   if (info_.payload == Payload::attention) {
-    check_probabilities(weights, block.stride, visible, head, block.queries[static_cast<std::size_t>(row)]);
+    check_probabilities({weights, static_cast<std::size_t>(block.stride)}, visible, head,
+                        block.queries[static_cast<std::size_t>(row)]);
   } else {
     Index begin = 0;
     for (const Range& range : visible) {

@@ -40,8 +40,7 @@ class LayerWeights {
   void recompute(Range queries, WeightBlock& block);
   void finish_row(WeightBlock& block, Index head, Index row);
   void softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query);
-  void check_probabilities(float* row, Index stride, const std::vector<Range>& visible, Index head,
-                           Index query);
+  void check_probabilities(std::span<float> row, std::span<const Range> visible, Index head, Index query);
   [[noreturn]] void fail(Index head, Index query, const std::string& message) const;
 
   const SequenceInfo& info_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sim/mask.hpp"
+#include "sim/row_rule.hpp"
 #include "traces/message.hpp"
 
 namespace hae::traces {
@@ -152,26 +153,18 @@ bool is_masked_row(std::span<const float> row) {
 
 std::optional<std::string> row_violation(std::span<const float> row, std::span<const Range> visible,
                                          double tolerance) {
-  double sum = 0;
-  auto range = visible.begin();
-  for (Index key = 0; key < static_cast<Index>(row.size()); ++key) {
-    const float weight = row[static_cast<std::size_t>(key)];
-    if (!std::isfinite(weight) || weight < 0) {
-      return message("key ", key, " has weight ", value_name(weight), ", expected a finite number >= 0");
-    }
-    while (range != visible.end() && range->end <= key) {
-      ++range;
-    }
-    const bool allowed = range != visible.end() && range->begin <= key;
-    if (!allowed && weight != 0) {
-      return message("key ", key, " has weight ", text(weight), ", expected 0 because the mask forbids it");
-    }
-    sum += static_cast<double>(weight);
+  const std::optional<RowViolation> violation = find_row_violation(row, visible, tolerance);
+  if (!violation) {
+    return std::nullopt;
   }
-  if (!(std::abs(sum - 1) <= tolerance) && !is_masked_row(row)) {
-    return message("sums to ", text(sum), ", expected 1 within ", text(tolerance), ", or a row of zeros");
+  if (violation->kind == RowViolation::Kind::sum) {
+    return message("sums to ", text(violation->sum), ", expected 1 within ", text(tolerance),
+                   ", or a row of zeros");
   }
-  return std::nullopt;
+  const bool forbidden = violation->kind == RowViolation::Kind::forbidden;
+  return message("key ", violation->key, " has weight ",
+                 value_name(row[static_cast<std::size_t>(violation->key)]),
+                 forbidden ? ", expected 0 because the mask forbids it" : ", expected a finite number >= 0");
 }
 
 CheckReport check_trace(TraceSource& source, Index most_messages) {

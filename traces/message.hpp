@@ -1,12 +1,12 @@
 #pragma once
 
-#include <charconv>
 #include <concepts>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "sim/errors.hpp"
+#include "sim/text.hpp"
 #include "sim/view.hpp"
 
 // How this folder words its errors: `FILE:/dataset: what was found, what was expected; what to do`, in one
@@ -23,12 +23,9 @@ std::string text(Integer number) {
   return std::to_string(number);
 }
 
-/// The shortest decimal that reads back equal.
 template <std::floating_point Real>
 std::string text(Real number) {
-  char digits[64];
-  const std::to_chars_result end = std::to_chars(digits, digits + sizeof digits, number);
-  return {digits, end.ptr};
+  return shortest(number);
 }
 
 /// `[2, 3, 4]`.

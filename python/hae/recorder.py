@@ -21,6 +21,11 @@ from hae.prompts import Inputs, Prompt
 # ------------------------------------------------------------------------------------ spool
 
 
+def spool_of(part: Path) -> Path:
+    """The folder in which a part's numbers grow."""
+    return part.with_name(part.name + ".spool")
+
+
 class Spool:
     """The numbers of one sequence on disk while it grows, one file a layer and array.
 
@@ -317,7 +322,7 @@ def record_sequence(
     shape = shape_of(decoder)
     unrotate = Unrotation(decoder, shape.head_dim) if settings.unrotated else None
     embeddings = EmbeddingCapture(decoder) if settings.embedding_similarity else None
-    spool = Spool(part.with_name(part.name + ".spool"), settings.dtype)
+    spool = Spool(spool_of(part), settings.dtype)
     try:
         capture = SequenceCapture(spool, shape, settings.payload, unrotate)
         with intercepted(decoder, settings.implementation, capture.observe):

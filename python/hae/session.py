@@ -26,7 +26,7 @@ from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError, reason
 from hae.parts import finished_parts, refuse_other_recording
 from hae.prompts import Inputs, Prompt, PromptError, load_prompts, prepare
-from hae.recorder import Settings, record_sequence
+from hae.recorder import Settings, record_sequence, spool_of
 from hae.verify import VerificationError, tolerance_of, verify_sequence
 
 
@@ -296,10 +296,13 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         try:
             parts = _record_parts(model, processor, prompts, folder, finished, options, origin)
             trace.join_traces(parts, options.out, origin)
-            shutil.rmtree(folder)
+            for part in parts:
+                part.unlink()
+                # What a recorder that was killed just after finishing the part left of it.
+                shutil.rmtree(spool_of(part), ignore_errors=True)
         finally:
             with contextlib.suppress(OSError):
-                folder.rmdir()  # unless finished sequences lie in it
+                folder.rmdir()  # unless finished sequences, or files of others, lie in it
         say(f"{options.out}: {len(prompts)} sequences, {size_text(options.out.stat().st_size)}")
 
 

@@ -972,3 +972,12 @@ def test_a_number_too_large_for_the_type_is_named_and_leaves_no_file(tmp_path):
     with pytest.raises(trace.TraceError, match="layer 1, v: .* does not fit in float16"):
         record_one(model, FIVE_TOKENS, tmp_path / "a.h5", dtype="float16")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_joining_removes_its_own_parts_and_nothing_of_others(tmp_path, text_model):
+    folder = tmp_path / "out.h5.parts"
+    (folder / "000000.h5.spool").mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    code, out = run(tmp_path, text_model, [{"text": "a b"}])
+    assert code == 0 and out.exists()
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]

@@ -22,10 +22,12 @@ struct Options {
 void run(const Options& options) {
   traces::TraceFile trace(options.trace, {.lock = !options.no_lock});
   traces::CheckReport report = traces::check_trace(trace, options.messages);
-  for (Index index = 0; report.total == 0 && index < trace.sequences(); ++index) {
+  const bool opens = report.total == 0;  // What cannot be opened is a violation already.
+  for (Index index = 0; opens && index < trace.sequences(); ++index) {
     for (const std::string& violation : trace.optional_violations(index)) {
-      ++report.total;
-      report.violations.push_back(violation);
+      if (report.total++ < options.messages) {
+        report.violations.push_back(violation);
+      }
     }
   }
   for (const std::string& violation : report.violations) {
