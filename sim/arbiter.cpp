@@ -79,7 +79,7 @@ bool Arbiter::is_resident(Index lane, Index layer, Index token) const {
 }
 
 void Arbiter::note(const Decision& decision) {
-  run_.result.warnings.insert(run_.result.warnings.end(), decision.warnings.begin(), decision.warnings.end());
+  ledger_.warnings.insert(ledger_.warnings.end(), decision.warnings.begin(), decision.warnings.end());
 }
 
 void Arbiter::expect(bool holds, Index step, const Evict& evict, const char* complaint) const {
@@ -142,7 +142,7 @@ void Arbiter::apply_to_lane(Index step, const Evict& evict, Index lane, bool spa
     entry.pending_since = cache.pending_since(lane, evict.token);
   }
   cache.evict(lane, evict.token);
-  run_.result.log.entries.push_back(entry);
+  ledger_.entries.push_back(entry);
 }
 
 void Arbiter::remove_within(const Evict& evict) {
@@ -151,7 +151,7 @@ void Arbiter::remove_within(const Evict& evict) {
   expect(place == within.end() || *place != evict.token, 0, evict, "is evicted twice");
   within.insert(place, evict.token);
   for (Index lane = 0; lane < lane_count(info_, run_.policy->lanes()); ++lane) {
-    run_.result.log.entries.push_back(
+    ledger_.entries.push_back(
         {0, evict.layer, logged_lane(run_.policy->lanes(), lane), evict.token, true, evict.score, {}, {}});
   }
 }

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,16 @@
 
 namespace hae {
 
+/// What one part of a run writes down: the prefill, or the decoding of one layer. Parts write at the same
+/// time, each into its own.
+struct Ledger {
+  std::vector<LogEntry> entries;
+  std::vector<std::string> warnings;
+  Index removed_all_rows = 0;
+  Index masked_rows = 0;
+  Index lowered_weights = 0;
+};
+
 /// Everything the engine keeps of one policy's run over one sequence.
 struct ActiveRun {
   std::shared_ptr<const Policy> policy;
@@ -17,7 +28,9 @@ struct ActiveRun {
   std::vector<LayerCache> caches;          ///< [layers begun so far]
   std::vector<std::vector<Index>> within;  ///< [layers] prompt tokens that give no row and no key, ascending
   std::vector<std::vector<Evict>> after;  ///< [layers] evictions that wait for the end of the layer's prefill
-  RunResult result;                       ///< result.limits is set when the prefill is over
+  Ledger prefill;
+  std::vector<Ledger> decode;  ///< [layers]
+  RunResult result;            ///< result.limits is set when the prefill is over
 };
 
 /// The lane of a cache as the log names it.
@@ -32,7 +45,9 @@ enum class Moment { prune, fit, balance };
 /// names policy, step, layer, lane and token: a policy that breaks the contract is a bug, not a result.
 class Arbiter {
  public:
-  Arbiter(ActiveRun& run, const SequenceInfo& info) : run_(run), info_(info) {}
+  /// ledger  where evictions and warnings are written
+  Arbiter(ActiveRun& run, const SequenceInfo& info, Ledger& ledger)
+      : run_(run), info_(info), ledger_(ledger) {}
 
   /// Applies a prefill decision taken at `layer`, the last one whose prefill has begun.
   void prefill(const Decision& decision, Moment moment, Index layer);
@@ -61,6 +76,7 @@ class Arbiter {
 
   ActiveRun& run_;
   const SequenceInfo& info_;
+  Ledger& ledger_;
 
   /// First protected position by (layer, lane), as it was before the first eviction of the decision.
   std::map<std::pair<Index, Index>, Index> recent_begin_;

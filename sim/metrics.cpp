@@ -66,6 +66,14 @@ std::optional<Summary> summarise(std::span<const double> values) {
   return summary;
 }
 
+double missed_mass_total(const Series& series) {
+  double total = 0.0;
+  for (const double m : series.all(Metric::missed_mass)) {
+    total += std::isnan(m) ? 0.0 : m;
+  }
+  return total;
+}
+
 Index count_events(const EvictionLog& log) {
   const auto event = [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane); };
   Index events = 0;

@@ -58,6 +58,13 @@ struct RunResult {
   std::vector<Limits> limits;  ///< [layers]
   Series decode;               ///< rows: decode steps
   Series prefill;              ///< rows: prompt positions; only layers where something acts within
+
+  /// [layers, query_heads, steps] missed mass of the best set of the row's size: with n the smaller of the
+  /// lane's residents and the keys the mask allows, the mass outside the n largest probabilities of the row.
+  /// A bound on every eviction that leaves as many tokens, whether or not evicted tokens may return. NaN
+  /// where the row is masked.
+  std::vector<double> top_now;
+
   Index prefill_tokens = 0;  ///< residents at the end of each layer's prefill attention, all lanes and layers
   std::vector<Index> attention_tokens;  ///< [layers, lanes, steps] residents at attention time
   std::vector<Index> final_tokens;      ///< [layers, lanes] residents after the last step
@@ -80,6 +87,9 @@ struct Bytes {
   Index final = 0;
   Index prefill = 0;
 };
+
+/// Sum of missed mass over layers, heads and rows, in this order.
+double missed_mass_total(const Series& series);
 
 /// Distinct (step, layer, lane) of a log.
 Index count_events(const EvictionLog& log);

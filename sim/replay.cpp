@@ -4,6 +4,7 @@
 #include <cfenv>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <tuple>
 
 #include "sim/arbiter.hpp"
@@ -13,8 +14,19 @@
 namespace hae {
 namespace {
 
+constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
+
 std::size_t at(Index i) {
   return static_cast<std::size_t>(i);
+}
+
+void for_each(const ForEach& parallel, Index count, const std::function<void(Index)>& task) {
+  if (parallel) {
+    return parallel(count, task);
+  }
+  for (Index i = 0; i < count; ++i) {
+    task(i);
+  }
 }
 
 /// Replays one sequence: all layers' prefill in order, then each layer's decode.
@@ -42,11 +54,10 @@ class SequenceReplay {
     for (ActiveRun& run : runs_) {
       end_prefill(run);
     }
-    for (Index layer = 0; layer < info_.layers; ++layer) {
-      decode(layer);
-    }
+    decode();
     std::vector<RunResult> results;
     for (ActiveRun& run : runs_) {
+      merge(run);
       finish(run);
       results.push_back(std::move(run.result));
     }
@@ -54,6 +65,8 @@ class SequenceReplay {
   }
 
  private:
+  using DecodeStates = std::vector<std::unique_ptr<LayerDecode>>;  ///< [runs], of one layer
+
   /// Runs whose caches hold the same tokens share everything computed from a row.
   struct Group {
     std::vector<ActiveRun*> runs;
@@ -66,6 +79,7 @@ class SequenceReplay {
       if (needed == PromptRows::none) {
         continue;
       }
+      HAE_EXPECTS(options_.prompt_rows);
       auto stored = info_.prompt_rows.begin();
       for (Index row = 0; row < info_.prompt; ++row) {
         const bool has = stored != info_.prompt_rows.end() && *stored == row;
@@ -88,10 +102,12 @@ class SequenceReplay {
     run.after.resize(at(info_.layers));
     run.caches.reserve(at(info_.layers));
     run.result.lanes = policy->lanes();
+    run.decode.resize(at(info_.layers));
     const Index lanes = info_.layers * lane_count(info_, policy->lanes());
     run.result.attention_tokens.resize(at(lanes * info_.steps()));
     run.result.final_tokens.resize(at(lanes));
     run.result.decode = Series(info_.layers, info_.query_heads, info_.steps());
+    run.result.top_now.assign(at(info_.layers * info_.query_heads * info_.steps()), kAbsent);
   }
 
   /// Rows whose weights fill about 4 MiB.
@@ -104,10 +120,24 @@ class SequenceReplay {
   }
 
   void prefill(Index layer) {
+    for (ActiveRun& run : runs_) {
+      begin_layer(run, layer);
+    }
+    if (options_.prompt_rows) {
+      observe_prompt(layer);
+    }
+    for (ActiveRun& run : runs_) {
+      Arbiter arbiter(run, info_, run.prefill);
+      arbiter.deferred(layer);
+      arbiter.prefill(run.state->prune(layer, run.caches.back()), Moment::prune, layer);
+      arbiter.prefill(run.state->fit(layer, run.caches.back()), Moment::fit, layer);
+    }
+  }
+
+  void observe_prompt(Index layer) {
     const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
     std::map<std::vector<Index>, Group> groups;  // by the tokens that are missing within this prefill
     for (ActiveRun& run : runs_) {
-      begin_layer(run, layer);
       const std::vector<Index>& within = run.within[at(layer)];
       Group& group = groups[within];
       group.runs.push_back(&run);
@@ -129,12 +159,8 @@ class SequenceReplay {
       }
       report(block.rows());
     }
-    count(weights);
     for (ActiveRun& run : runs_) {
-      Arbiter arbiter(run, info_);
-      arbiter.deferred(layer);
-      arbiter.prefill(run.state->prune(layer, run.caches.back()), Moment::prune, layer);
-      arbiter.prefill(run.state->fit(layer, run.caches.back()), Moment::fit, layer);
+      count(weights, run.prefill);
     }
   }
 
@@ -155,7 +181,7 @@ class SequenceReplay {
 
   /// Decides what spans layers, then holds the policy to its limits.
   void end_prefill(ActiveRun& run) {
-    Arbiter arbiter(run, info_);
+    Arbiter arbiter(run, info_, run.prefill);
     arbiter.prefill(run.state->balance(run.caches), Moment::balance, info_.layers - 1);
     for (Index layer = 0; layer < info_.layers; ++layer) {
       run.result.limits.push_back(run.state->limits(layer));
@@ -180,7 +206,7 @@ class SequenceReplay {
     for (Index r = 0; !within.empty() && r < rows.rows(); ++r) {
       const std::span<const RowMeter::Measured> measured = meter.measure(rows, r);
       for (ActiveRun* run : group.runs) {
-        store(measured, run->result.prefill, rows.layer(), rows.query(r), run->result);
+        store(measured, run->result.prefill, rows.layer(), rows.query(r), run->prefill);
       }
     }
     for (ActiveRun* run : group.runs) {
@@ -188,11 +214,21 @@ class SequenceReplay {
     }
   }
 
-  void decode(Index layer) {
-    std::vector<std::unique_ptr<LayerDecode>> states;
-    for (ActiveRun& run : runs_) {
-      states.push_back(run.state->decode(layer));
+  /// Layers share nothing in decoding: each writes into its own caches, ledgers and parts of the results.
+  void decode() {
+    std::vector<DecodeStates> states(at(info_.layers));
+    for (Index layer = 0; layer < info_.layers; ++layer) {
+      for (ActiveRun& run : runs_) {
+        states[at(layer)].push_back(run.state->decode(layer));
+      }
     }
+    for_each(options_.for_each, info_.layers, [&](Index layer) {
+      decode_layer(layer, states[at(layer)]);
+      states[at(layer)].clear();
+    });
+  }
+
+  void decode_layer(Index layer, DecodeStates& states) {
     if (info_.steps() > 0) {
       decode_steps(layer, states);
     }
@@ -204,7 +240,7 @@ class SequenceReplay {
     }
   }
 
-  void decode_steps(Index layer, std::vector<std::unique_ptr<LayerDecode>>& states) {
+  void decode_steps(Index layer, DecodeStates& states) {
     const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
     RowMeter meter(info_, finite_values(*payload, layer));
     LayerWeights weights(info_, layer, info_.tokens, *payload, options_.nan, where_);
@@ -217,11 +253,13 @@ class SequenceReplay {
       }
       report(block.rows());
     }
-    count(weights);
+    for (ActiveRun& run : runs_) {
+      count(weights, run.decode[at(layer)]);
+    }
   }
 
   void decode_step(Index layer, Index step, const WeightBlock& block, Index block_row, RowMeter& meter,
-                   std::vector<std::unique_ptr<LayerDecode>>& states) {
+                   DecodeStates& states) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
       LayerCache& cache = runs_[i].caches[at(layer)];
@@ -240,15 +278,21 @@ class SequenceReplay {
 
   /// One step of runs with equal residents: all of them decide before any cache changes.
   void share_step(Index layer, Index step, const Rows& row, RowMeter& meter,
-                  const std::vector<std::size_t>& group, std::vector<std::unique_ptr<LayerDecode>>& states) {
+                  const std::vector<std::size_t>& group, DecodeStates& states) {
     const std::span<const RowMeter::Measured> measured = meter.measure(row, 0);
+    const std::span<const double> top_now = meter.top_now(row, 0);
     std::vector<Decision> decisions;
     for (const std::size_t i : group) {
-      store(measured, runs_[i].result.decode, layer, step - 1, runs_[i].result);
+      RunResult& result = runs_[i].result;
+      store(measured, result.decode, layer, step - 1, runs_[i].decode[at(layer)]);
+      for (Index h = 0; h < info_.query_heads; ++h) {
+        result.top_now[at((layer * info_.query_heads + h) * info_.steps() + step - 1)] = top_now[at(h)];
+      }
       decisions.push_back(states[i]->step(row, runs_[i].caches[at(layer)]));
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
-      Arbiter(runs_[group[i]], info_).decode(decisions[i], step, layer);
+      ActiveRun& run = runs_[group[i]];
+      Arbiter(run, info_, run.decode[at(layer)]).decode(decisions[i], step, layer);
     }
   }
 
@@ -268,22 +312,20 @@ class SequenceReplay {
   }
 
   static void store(std::span<const RowMeter::Measured> measured, Series& series, Index layer, Index row,
-                    RunResult& result) {
+                    Ledger& ledger) {
     for (Index h = 0; h < series.query_heads; ++h) {
       const RowMeter::Measured& m = measured[at(h)];
       series.at(Metric::missed_mass, layer, h, row) = m.missed_mass;
       series.at(Metric::kl, layer, h, row) = m.kl;
       series.at(Metric::output_error, layer, h, row) = m.output_error;
       series.at(Metric::output_error_relative, layer, h, row) = m.output_error_relative;
-      result.removed_all_rows += m.removed_all ? 1 : 0;
+      ledger.removed_all_rows += m.removed_all ? 1 : 0;
     }
   }
 
-  void count(const LayerWeights& weights) {
-    for (ActiveRun& run : runs_) {
-      run.result.masked_rows += weights.masked_rows();
-      run.result.lowered_weights += weights.lowered();
-    }
+  static void count(const LayerWeights& weights, Ledger& ledger) {
+    ledger.masked_rows += weights.masked_rows();
+    ledger.lowered_weights += weights.lowered();
   }
 
   /// V of a layer, every number finite: an infinite value would turn all output errors into NaN.
@@ -302,17 +344,34 @@ class SequenceReplay {
   }
 
   void report(Index rows) {
-    rows_done_ += rows;
-    if (options_.progress) {
-      const auto total = static_cast<Index>(info_.prompt_rows.size()) + info_.steps();
-      options_.progress(static_cast<double>(rows_done_) / static_cast<double>(info_.layers * total));
+    if (!options_.progress) {
+      return;
     }
+    const Index prompt = options_.prompt_rows ? static_cast<Index>(info_.prompt_rows.size()) : 0;
+    const std::scoped_lock lock(progress_mutex_);
+    rows_done_ += rows;
+    options_.progress(static_cast<double>(rows_done_) /
+                      static_cast<double>(info_.layers * (prompt + info_.steps())));
+  }
+
+  /// Brings the parts of a run together, in the order of layers.
+  static void merge(ActiveRun& run) {
+    RunResult& result = run.result;
+    const auto add = [&](Ledger& part) {
+      result.log.entries.insert(result.log.entries.end(), part.entries.begin(), part.entries.end());
+      std::ranges::move(part.warnings, std::back_inserter(result.warnings));
+      result.removed_all_rows += part.removed_all_rows;
+      result.masked_rows += part.masked_rows;
+      result.lowered_weights += part.lowered_weights;
+    };
+    add(run.prefill);
+    std::ranges::for_each(run.decode, add);
+    std::ranges::sort(result.log.entries, {},
+                      [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane, e.token); });
   }
 
   void finish(ActiveRun& run) const {
     RunResult& result = run.result;
-    std::ranges::sort(result.log.entries, {},
-                      [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane, e.token); });
     for (Index layer = 0; layer < info_.layers; ++layer) {
       const LayerCache& cache = run.caches[at(layer)];
       for (Index lane = 0; lane < cache.lanes(); ++lane) {
@@ -362,6 +421,7 @@ class SequenceReplay {
   const ReplayOptions& options_;
   std::string where_;
   std::vector<ActiveRun> runs_;
+  std::mutex progress_mutex_;
   Index rows_done_ = 0;
 };
 

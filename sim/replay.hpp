@@ -12,15 +12,26 @@
 
 namespace hae {
 
+/// Calls task(0) .. task(count - 1), in any order and on any threads, and returns when all are done. When
+/// tasks throw, it throws what the one of lowest index among them threw.
+using ForEach = std::function<void(Index count, const std::function<void(Index)>& task)>;
+
 struct ReplayOptions {
   NanRule nan = NanRule::error;
+
+  /// Runs independent layers; empty: one after another. It never changes a result.
+  ForEach for_each;
+
+  /// Without prompt rows only decode steps are read and measured: for one more reading of a sequence, by
+  /// policies that need no prompt row. Masked and lowered rows are then counted over decode steps.
+  bool prompt_rows = true;
 
   /// Query rows formed at a time; 0 chooses what keeps the working set within a few MiB. It never changes a
   /// result.
   Index block_rows = 0;
 
-  /// Called now and then with the share of the sequence that is done, in [0, 1]. It may throw to stop the
-  /// replay.
+  /// Called now and then with the share of the sequence that is done, in [0, 1], by one thread at a time. It
+  /// may throw to stop the replay.
   std::function<void(double)> progress;
 };
 

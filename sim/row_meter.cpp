@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -84,6 +85,53 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
     }
   }
   return measured_;
+}
+
+std::span<const double> RowMeter::top_now(const Rows& rows, Index row) {
+  const WeightBlock& block = rows.block();
+  const auto block_row = static_cast<Index>(rows.block_row(row));
+  const std::vector<Range>& visible = block.visible[rows.block_row(row)];
+  Index keys = 0;
+  for (const Range& range : visible) {
+    keys += range.size();
+  }
+  top_now_.assign(static_cast<std::size_t>(info_.query_heads), kAbsent);
+  for (Index h = 0; h < info_.query_heads; ++h) {
+    const auto all = static_cast<double>(block.sum(h, block_row));
+    if (all > 0.0) {
+      const float* keep = rows.keep_of_head(h);
+      const Index residents = std::count(keep, keep + block.stride, 1.0f);
+      top_now_[static_cast<std::size_t>(h)] =
+          outside_largest(block.row(h, block_row), visible, std::min(residents, keys), all, block.stride);
+    }
+  }
+  return top_now_;
+}
+
+/// Missed mass of the row when only its `count` largest weights stay.
+double RowMeter::outside_largest(const float* weights, std::span<const Range> visible, Index count,
+                                 double all, Index stride) {
+  largest_.clear();
+  for (const Range& range : visible) {
+    largest_.insert(largest_.end(), weights + range.begin, weights + range.end);
+  }
+  if (count == static_cast<Index>(largest_.size())) {
+    return 0.0;
+  }
+  const auto smallest_kept = largest_.begin() + count - 1;
+  std::ranges::nth_element(largest_, smallest_kept, std::greater{});
+  const float threshold = *smallest_kept;
+  // Of those equal to the threshold as many stay as there is room for: the newer ones.
+  Index equal =
+      count - std::count_if(largest_.begin(), smallest_kept, [&](float w) { return w > threshold; });
+  top_.assign(static_cast<std::size_t>(stride), 0.0f);
+  for (auto range = visible.rbegin(); range != visible.rend(); ++range) {
+    for (Index j = range->end - 1; j >= range->begin; --j) {
+      const bool stays = weights[j] > threshold || (weights[j] == threshold && equal-- > 0);
+      top_[static_cast<std::size_t>(j)] = stays ? 1.0f : 0.0f;
+    }
+  }
+  return std::min(1.0, static_cast<double>(kernels::sum_dropped(weights, top_.data(), stride)) / all);
 }
 
 void RowMeter::measure_outputs(const Rows& rows, Index row, Index kv_head) {

@@ -28,7 +28,14 @@ class RowMeter {
   /// Measures all query heads of one row; valid until the next call.
   std::span<const Measured> measure(const Rows& rows, Index row);
 
+  /// Mass outside each query head's n largest probabilities, n the smaller of its lane's residents and the
+  /// keys its mask allows; NaN for a masked row. Among equal ones the newer counts as larger. Valid until the
+  /// next call.
+  std::span<const double> top_now(const Rows& rows, Index row);
+
  private:
+  double outside_largest(const float* weights, std::span<const Range> visible, Index count, double all,
+                         Index stride);
   void form_outputs(const WeightBlock& block);
   void measure_outputs(const Rows& rows, Index row, Index kv_head);
   void measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,
@@ -45,6 +52,9 @@ class RowMeter {
   std::vector<Index> by_residents_;
   std::vector<double> coefficients_;
   std::vector<double> partial_;
+  std::vector<double> top_now_;
+  std::vector<float> largest_;
+  std::vector<float> top_;
 };
 
 }  // namespace hae

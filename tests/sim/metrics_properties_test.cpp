@@ -168,5 +168,31 @@ TEST(Metrics, OutputErrorIsTheMissedMassTimesTheDistanceOfTheMeans) {
   });
 }
 
+// With n residents (at most the keys that the mask allows) no set of n keys misses less than the mass outside
+// the n largest: sorted in double here, by the canonical sums there.
+TEST(Metrics, TopNowIsTheMassOutsideTheLargestAndBoundsEveryPolicy) {
+  testing::check_interesting("top now", 0.4, [] {
+    const MemoryTrace trace = *attention_traces();
+    const SequenceInfo& info = trace.info;
+    RunResult result = run(trace, draw_spec());
+    return 0 < for_each_row(trace, result, [&](const PlainRow& row, Index layer, Index head, Index step) {
+             const Index lanes = lane_count(info, result.lanes);
+             const Index lane = lanes == 1 ? 0 : head / info.group_heads();
+             const Index residents = result.attention_tokens[static_cast<std::size_t>(
+                 (layer * lanes + lane) * info.steps() + step - 1)];
+             std::vector<double> a = row.a;
+             std::ranges::sort(a);
+             double outside = 0.0;
+             for (std::size_t j = 0; j + static_cast<std::size_t>(residents) < a.size(); ++j) {
+               outside += a[j];
+             }
+             const double top_now = result.top_now[static_cast<std::size_t>(
+                 (layer * info.query_heads + head) * info.steps() + step - 1)];
+             RC_ASSERT(std::abs(top_now - outside) <= kSumError);
+             RC_ASSERT(top_now <= result.decode.at(Metric::missed_mass, layer, head, step - 1) + kSumError);
+           });
+  });
+}
+
 }  // namespace
 }  // namespace hae

@@ -47,6 +47,19 @@ TEST(Metrics, AreTheirDefinitionsByHand) {
   const double error = std::sqrt(1.0 / 36.0 + 1.0);
   EXPECT_NEAR(result.decode.at(Metric::output_error, 0, 0, 0), error, 1e-7);  // a' is float32: 2^-24 relative
   EXPECT_NEAR(result.decode.at(Metric::output_error_relative, 0, 0, 0), error / std::sqrt(1.25), 1e-7);
+  EXPECT_EQ(result.top_now.at(0),
+            0.25);  // two residents: the two largest of (0.5, 0.25, 0.25) leave 0.25 out
+}
+
+// T = 3, P = 2, a window of 2 in the decode row: keys {1, 2}, weights (0, 0.25, 0.75). The cache holds tokens
+// {0, 2}: two residents, but the mask allows two keys, so nothing needs to be left out.
+TEST(TopNow, CountsNoMoreKeysThanTheMaskAllows) {
+  testing::MemoryTrace trace =
+      attention_trace({{{{1.0f}, {0.75f, 0.25f}, {0.0f, 0.25f, 0.75f}}}}, 2, {-1, -1, -1});
+  trace.info.masks[0].window = 2;
+  const RunResult result = run(trace, "greedy:budget=1,recent=0");
+  EXPECT_EQ(testing::brief(result.log), "0/0/-1/1 1/0/-1/2");
+  EXPECT_EQ(result.top_now.at(0), 0.0);
 }
 
 TEST(Metrics, CountTokensBytesEventsAndMoves) {

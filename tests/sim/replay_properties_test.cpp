@@ -3,11 +3,14 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <tuple>
 
 #include "reference/policies.hpp"
+#include "sim/logged_policy.hpp"
 #include "tests/support/generators.hpp"
 
 // What holds for every policy of the table on every trace, and the theorems that tie policies together.
@@ -30,6 +33,25 @@ std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::strin
   } catch (const ConfigError&) {
     return std::nullopt;
   }
+}
+
+bool same_numbers(std::span<const double> a, std::span<const double> b) {
+  return std::ranges::equal(a, b,
+                            [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
+
+/// Whether two runs left the same log, sizes, figures and counts behind, bit for bit.
+bool same_results(const RunResult& a, const RunResult& b) {
+  bool same = a.log == b.log && to_json_lines(a.log) == to_json_lines(b.log) &&
+              a.attention_tokens == b.attention_tokens && a.final_tokens == b.final_tokens &&
+              a.prefill_tokens == b.prefill_tokens && a.moved == b.moved &&
+              a.removed_all_rows == b.removed_all_rows && a.masked_rows == b.masked_rows &&
+              a.lowered_weights == b.lowered_weights && same_numbers(a.top_now, b.top_now);
+  for (const Metric metric : kMetrics) {
+    same = same && same_numbers(a.decode.all(metric), b.decode.all(metric)) &&
+           same_numbers(a.prefill.all(metric), b.prefill.all(metric));
+  }
+  return same;
 }
 
 Index lane_total(const RunResult& run, const MemoryTrace& trace) {
@@ -104,14 +126,76 @@ RC_GTEST_PROP(Replay, TheSizeOfABlockChangesNothing, ()) {
   RC_PRE(whole.has_value());
   ReplayOptions blocks;
   blocks.block_rows = *rc::gen::inRange<Index>(1, 9);
-  const RunResult cut = run(trace, spec, blocks);
-  RC_ASSERT(cut.log == whole->log);
-  RC_ASSERT(to_json_lines(cut.log) == to_json_lines(whole->log));
-  for (const Metric metric : kMetrics) {
-    RC_ASSERT(std::ranges::equal(cut.decode.all(metric), whole->decode.all(metric), [](double a, double b) {
-      return a == b || (std::isnan(a) && std::isnan(b));
-    }));
+  RC_ASSERT(same_results(run(trace, spec, blocks), *whole));
+}
+
+/// Runs every task on a thread of its own, all at once.
+void on_own_threads(Index count, const std::function<void(Index)>& task) {
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(count));
+  {
+    std::vector<std::jthread> threads;
+    for (Index i = 0; i < count; ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          task(i);
+        } catch (...) {
+          thrown[static_cast<std::size_t>(i)] = std::current_exception();
+        }
+      });
+    }
   }
+  const auto first = std::ranges::find_if(thrown, [](const auto& error) { return error != nullptr; });
+  if (first != thrown.end()) {
+    std::rethrow_exception(*first);
+  }
+}
+
+RC_GTEST_PROP(Replay, TheOrderOfLayersAndTheirThreadsChangeNothing, ()) {
+  testing::TraceBounds bounds;
+  bounds.most_layers = 6;
+  const MemoryTrace trace = *rc::gen::oneOf(attention_traces(bounds), testing::qkv_traces(bounds));
+  const std::string spec = *policy_specs(trace.info);
+  const std::optional<RunResult> in_order = possible_run(trace, spec);
+  RC_PRE(in_order.has_value());
+  ReplayOptions options;
+  options.for_each = on_own_threads;
+  RC_ASSERT(same_results(run(trace, spec, options), *in_order));
+  options.for_each = [](Index count, const std::function<void(Index)>& task) {
+    for (Index i = count; i-- > 0;) {
+      task(i);
+    }
+  };
+  RC_ASSERT(same_results(run(trace, spec, options), *in_order));
+}
+
+TEST(Replay, AStoredLogDrivesTheSameRun) {
+  testing::check_interesting("a stored log", 0.4, [] {
+    const MemoryTrace trace = *rc::gen::oneOf(attention_traces(), testing::qkv_traces());
+    const std::optional<RunResult> result = possible_run(trace, *policy_specs(trace.info));
+    RC_PRE(result.has_value());
+    const auto again = logged_policy({"log", {}, "run.h5", result->lanes, result->log});
+    testing::MemorySequence sequence(trace);
+    RC_ASSERT(same_results(replay(sequence, {again}, {}, "memory").front(), *result));
+    return !result->log.entries.empty();
+  });
+}
+
+TEST(Replay, WithoutPromptRowsDecodingIsTheSame) {
+  testing::check_interesting("decode only", 0.4, [] {
+    const MemoryTrace trace = *attention_traces();
+    const std::optional<RunResult> result = possible_run(trace, *policy_specs(trace.info));
+    RC_PRE(result.has_value());
+    const auto again = logged_policy({"log", {}, "run.h5", result->lanes, result->log});
+    testing::MemorySequence sequence(trace);
+    ReplayOptions options;
+    options.prompt_rows = false;
+    const RunResult decoded = replay(sequence, {again}, options, "memory").front();
+    RC_ASSERT(decoded.log == result->log);
+    for (const Metric metric : kMetrics) {
+      RC_ASSERT(same_numbers(decoded.decode.all(metric), result->decode.all(metric)));
+    }
+    return !result->log.entries.empty();
+  });
 }
 
 RC_GTEST_PROP(Replay, RepeatsItself, ()) {
@@ -134,13 +218,7 @@ RC_GTEST_PROP(Replay, ARunIsTheSameAloneAndInCompany, ()) {
   RC_PRE(!specs.empty());
   const std::vector<RunResult> together = run_all(trace, specs);
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    RunResult alone = run(trace, specs[i]);
-    RC_ASSERT(alone.log == together[i].log);
-    for (std::size_t m = 0; m < kMetrics.size(); ++m) {
-      RC_ASSERT(
-          std::ranges::equal(alone.decode.values[m], together[i].decode.values[m],
-                             [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }));
-    }
+    RC_ASSERT(same_results(run(trace, specs[i]), together[i]));
   }
 }
 

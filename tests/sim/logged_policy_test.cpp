@@ -1,0 +1,83 @@
+#include "sim/logged_policy.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/memory_trace.hpp"
+
+namespace hae {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Two layers, P = 2, T = 4.
+testing::MemoryTrace small_trace() {
+  const std::vector<std::vector<float>> rows = {
+      {1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.25f, 0.25f, 0.25f, 0.25f}};
+  return testing::attention_trace({rows, rows}, 2, {-1, 0, -1, -1});
+}
+
+RunResult drive(EvictionLog log, LaneKind lanes = LaneKind::layer) {
+  const testing::MemoryTrace trace = small_trace();
+  testing::MemorySequence sequence(trace);
+  return replay(sequence, {logged_policy({"log", {}, "run.h5", lanes, std::move(log)})}, {}, "memory")
+      .front();
+}
+
+std::string refusal(EvictionLog log, LaneKind lanes = LaneKind::layer) {
+  try {
+    drive(std::move(log), lanes);
+  } catch (const TraceError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+LogEntry entry(Index step, Index layer, Index token) {
+  return {step, layer, kLayerLane, token, false, {}, {}, {}};
+}
+
+TEST(LoggedPolicy, DrivesEverythingALogCanSay) {
+  EvictionLog log;
+  log.entries = {entry(0, 0, 1), entry(0, 1, 1), entry(2, 0, 0)};
+  log.entries[0].score = 0.125;
+  log.entries[1].within = true;
+  log.entries[2].pending_since = 1;
+  log.pending = {{1, kLayerLane, 3, 2}};
+  const RunResult result = drive(log);
+  EXPECT_EQ(result.log, log);
+  // Residents at attention time: layer 0 holds {0, 2}, then {0, 2, 3}; layer 1 the same.
+  EXPECT_EQ(result.attention_tokens, (std::vector<Index>{2, 3, 2, 3}));
+  EXPECT_EQ(result.final_tokens, (std::vector<Index>{2, 3}));
+}
+
+TEST(LoggedPolicy, RefusesALogThatNoRunOfTheSequenceCanLeave) {
+  EXPECT_THAT(refusal({{entry(3, 0, 0)}, {}}),
+              HasSubstr("run.h5: entry 0 (step 3, layer 0, lane -1, token 0) "
+                        "names a step that does not exist, expected 0 .. 2"));
+  EXPECT_THAT(refusal({{entry(1, 2, 0)}, {}}),
+              HasSubstr("names a layer that does not exist, expected 0 .. 1"));
+  EXPECT_THAT(refusal({{entry(1, 0, 3)}, {}}), HasSubstr("has not joined yet, expected 0 .. 2"));
+  EXPECT_THAT(refusal({{entry(0, 0, 2)}, {}}), HasSubstr("has not joined yet, expected 0 .. 1"));
+  EXPECT_THAT(refusal({{entry(1, 0, 0), entry(2, 0, 0)}, {}}), HasSubstr("leaves twice"));
+  EXPECT_THAT(refusal({{entry(1, 0, 0)}, {}}, LaneKind::kv_head),
+              HasSubstr("names a lane that does not exist, expected 0 .. 0"));
+
+  LogEntry within = entry(0, 0, 1);
+  within.within = true;
+  EXPECT_THAT(refusal({{within}, {}}),
+              HasSubstr("acts within a prefill, expected step 0 of a layer above 0"));
+  LogEntry merged = entry(1, 0, 0);
+  merged.into = 1;
+  EXPECT_THAT(refusal({{merged}, {}}), HasSubstr("is merged into another token"));
+  LogEntry marked = entry(1, 0, 0);
+  marked.pending_since = 2;
+  EXPECT_THAT(refusal({{marked}, {}}), HasSubstr("was marked in step 2, expected 1 .. 1"));
+  EXPECT_THAT(refusal({{}, {{0, kLayerLane, 3, 1}}}),
+              HasSubstr("pending token 3 of layer 0, lane -1 was marked "
+                        "in step 1, expected 2 .. 2"));
+  EXPECT_THAT(refusal({{entry(1, 0, 0)}, {{0, kLayerLane, 0, 1}}}), HasSubstr("leaves twice"));
+}
+
+}  // namespace
+}  // namespace hae
