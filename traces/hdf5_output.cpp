@@ -147,12 +147,17 @@ void OutputFile::write_integers(hid_t parent, const std::string& name, std::span
   write_integers(parent, name, values, {&count, 1});
 }
 
-void OutputFile::write_reals(hid_t parent, const std::string& name, std::span<const double> values) const {
-  const hsize_t count = values.size();
-  const Handle dataset = create_dataset(parent, name, H5T_IEEE_F64LE, {&count, 1});
+void OutputFile::write_reals(hid_t parent, const std::string& name, std::span<const double> values,
+                             std::span<const hsize_t> shape) const {
+  const Handle dataset = create_dataset(parent, name, H5T_IEEE_F64LE, shape);
   if (!values.empty()) {
     check(H5Dwrite(dataset.get(), H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), name);
   }
+}
+
+void OutputFile::write_reals(hid_t parent, const std::string& name, std::span<const double> values) const {
+  const hsize_t count = values.size();
+  write_reals(parent, name, values, {&count, 1});
 }
 
 void OutputFile::write_strings(hid_t parent, const std::string& name,

@@ -44,6 +44,8 @@ class OutputFile {
   void write_integers(hid_t parent, const std::string& name, std::span<const Index> values,
                       std::span<const hsize_t> shape) const;
   void write_integers(hid_t parent, const std::string& name, std::span<const Index> values) const;
+  void write_reals(hid_t parent, const std::string& name, std::span<const double> values,
+                   std::span<const hsize_t> shape) const;
   void write_reals(hid_t parent, const std::string& name, std::span<const double> values) const;
   void write_strings(hid_t parent, const std::string& name, std::span<const std::string> values) const;
   void finish();

@@ -20,7 +20,7 @@ using hdf5::Handle;
 using hdf5::OutputFile;
 using hdf5::write_attribute;
 
-constexpr Index kRunVersion = 1;
+constexpr Index kRunVersion = 2;
 
 /// How a column says "none": no step, layer or token is negative.
 constexpr Index kNone = -1;
@@ -73,22 +73,64 @@ void write_pending(const OutputFile& file, hid_t run, const std::vector<PendingE
   write("since", [](const PendingEntry& entry) { return entry.since; });
 }
 
-void write_run(const OutputFile& file, hid_t runs, Index index, const StoredRun& run) {
+/// `metric` over [layers, query_heads, rows]; NaN where a row is not in the metric's population.
+void write_series(const OutputFile& file, hid_t run, const char* name, const Series& series) {
+  if (series.rows == 0) {
+    return;
+  }
+  const Handle group = file.create_group(run, name);
+  const std::array<hsize_t, 3> shape{static_cast<hsize_t>(series.layers),
+                                     static_cast<hsize_t>(series.query_heads),
+                                     static_cast<hsize_t>(series.rows)};
+  for (const Metric metric : kMetrics) {
+    file.write_reals(group.get(), hae::name(metric), series.all(metric), shape);
+  }
+}
+
+void write_measurements(const OutputFile& file, hid_t run, const RunResult& result) {
+  write_series(file, run, "decode", result.decode);
+  write_series(file, run, "prefill", result.prefill);
+  if (result.decode.rows == 0) {
+    return;
+  }
+  const auto layers = static_cast<hsize_t>(result.decode.layers);
+  const auto steps = static_cast<hsize_t>(result.decode.rows);
+  const hsize_t lanes = result.attention_tokens.size() / (layers * steps);
+  file.write_integers(run, "attention_tokens", result.attention_tokens, std::array{layers, lanes, steps});
+  file.write_reals(run, "top_now", result.top_now,
+                   std::array{layers, static_cast<hsize_t>(result.decode.query_heads), steps});
+}
+
+void write_run(const OutputFile& file, hid_t runs, Index index, const RunIdentity& identity,
+               const RunResult& result) {
   const Handle group = file.create_group(runs, six_digits(index));
-  write_attribute(group.get(), "sequence_index", run.sequence_index);
-  write_attribute(group.get(), "sequence", run.sequence);
-  write_attribute(group.get(), "policy", run.policy);
-  write_attribute(group.get(), "lanes", std::string(name_of(run.lanes)));
+  write_attribute(group.get(), "trace", identity.trace);
+  write_attribute(group.get(), "sequence_index", identity.sequence_index);
+  write_attribute(group.get(), "sequence", identity.sequence);
+  write_attribute(group.get(), "policy", identity.policy);
+  write_attribute(group.get(), "lanes", std::string(name_of(result.lanes)));
   std::vector<std::string> keys;
   std::vector<std::string> values;
-  for (const auto& [key, value] : run.options) {
+  for (const auto& [key, value] : identity.options) {
     keys.push_back(key);
     values.push_back(value);
   }
   file.write_strings(group.get(), "option_key", keys);
   file.write_strings(group.get(), "option_value", values);
-  write_log(file, group.get(), run.log.entries);
-  write_pending(file, group.get(), run.log.pending);
+  write_log(file, group.get(), result.log.entries);
+  write_pending(file, group.get(), result.log.pending);
+  write_measurements(file, group.get(), result);
+}
+
+void write_traces(const OutputFile& file, const std::vector<StoredTrace>& traces) {
+  std::vector<std::string> paths;
+  std::vector<std::string> hashes;
+  for (const StoredTrace& trace : traces) {
+    paths.push_back(trace.path);
+    hashes.push_back(trace.sha256);
+  }
+  file.write_strings(file.root().get(), "trace_path", paths);
+  file.write_strings(file.root().get(), "trace_sha256", hashes);
 }
 
 // ---- reading
@@ -172,35 +214,49 @@ std::vector<PendingEntry> read_pending(const Table& table) {
   return entries;
 }
 
-std::vector<std::pair<std::string, std::string>> read_options(const Group& group) {
-  const Dataset keys = group.dataset("option_key", Content::strings);
-  keys.expect_shape(std::array<Axis, 1>{{{"options", std::nullopt}}});
-  const Dataset values = group.dataset("option_value", Content::strings);
-  values.expect_shape(std::array<Axis, 1>{{{"options", keys.shape()[0]}}});
+/// Two lists of strings of one length.
+std::vector<std::pair<std::string, std::string>> read_pairs(const Group& group, const char* first,
+                                                            const char* second) {
+  const Dataset keys = group.dataset(first, Content::strings);
+  keys.expect_shape(std::array<Axis, 1>{{{"entries", std::nullopt}}});
+  const Dataset values = group.dataset(second, Content::strings);
+  values.expect_shape(std::array<Axis, 1>{{{"entries", keys.shape()[0]}}});
   const std::vector<std::string> key = keys.read_strings();
   const std::vector<std::string> value = values.read_strings();
-  std::vector<std::pair<std::string, std::string>> options;
+  std::vector<std::pair<std::string, std::string>> pairs;
   for (std::size_t i = 0; i < key.size(); ++i) {
-    options.emplace_back(key[i], value[i]);
+    pairs.emplace_back(key[i], value[i]);
   }
-  return options;
+  return pairs;
 }
 
-StoredRun read_run(const Group& group) {
+StoredRun read_run(const Group& group, std::size_t traces) {
   StoredRun run;
-  run.sequence_index = group.integer("sequence_index");
-  run.sequence = group.string("sequence");
-  run.policy = group.string("policy");
+  RunIdentity& identity = run.identity;
+  identity.trace = group.integer("trace");
+  identity.sequence_index = group.integer("sequence_index");
+  identity.sequence = group.string("sequence");
+  identity.policy = group.string("policy");
   const std::string lanes = group.string("lanes");
-  if (run.sequence_index < 0 || (lanes != "layer" && lanes != "kv_head")) {
-    refuse(group.where(), ": sequence_index is ", run.sequence_index, " and lanes is ", in_quotes(lanes),
+  if (identity.trace < 0 || identity.trace >= static_cast<Index>(traces)) {
+    refuse(group.where(), ": trace is ", identity.trace, ", expected 0 .. ", traces - 1,
+           "; write the run again");
+  }
+  if (identity.sequence_index < 0 || (lanes != "layer" && lanes != "kv_head")) {
+    refuse(group.where(), ": sequence_index is ", identity.sequence_index, " and lanes is ", in_quotes(lanes),
            ", expected 0 or more, and 'layer' or 'kv_head'; write the run again");
   }
   run.lanes = lanes == "layer" ? LaneKind::layer : LaneKind::kv_head;
-  run.options = read_options(group);
+  identity.options = read_pairs(group, "option_key", "option_value");
   run.log.entries = read_log(Table(group.group("log")));
   run.log.pending = read_pending(Table(group.group("pending")));
   return run;
+}
+
+std::string read_manifest(const Group& root) {
+  const Dataset manifest = root.dataset("manifest", Content::strings);
+  manifest.expect_shape(std::array<Axis, 1>{{{"one", 1}}});
+  return manifest.read_strings().front();
 }
 
 void check_root(const Group& root, const std::string& file) {
@@ -220,19 +276,36 @@ void check_root(const Group& root, const std::string& file) {
 
 }  // namespace
 
-void write_runs(const std::filesystem::path& path, const StoredRuns& stored) {
-  HAE_EXPECTS(static_cast<Index>(stored.runs.size()) <= kMostNumbered);
+struct RunWriter::File {
+  explicit File(const std::filesystem::path& path) : out(path, "hae-run", kRunVersion) {}
+
+  OutputFile out;
+  Index runs = 0;
+};
+
+RunWriter::RunWriter(const std::filesystem::path& path, const std::string& manifest,
+                     const std::vector<StoredTrace>& traces) {
   const Guard guard;
-  OutputFile file(path, "hae-run", kRunVersion);
-  write_attribute(file.root().get(), "trace", stored.trace);
-  write_attribute(file.root().get(), "trace_sha256", stored.trace_sha256);
-  {
-    const Handle runs = file.create_group(file.root().get(), "runs");
-    for (std::size_t index = 0; index < stored.runs.size(); ++index) {
-      write_run(file, runs.get(), static_cast<Index>(index), stored.runs[index]);
-    }
-  }
-  file.finish();
+  file_ = std::make_unique<File>(path);
+  const OutputFile& out = file_->out;
+  out.write_strings(out.root().get(), "manifest", std::array{manifest});
+  write_traces(out, traces);
+  (void)out.create_group(out.root().get(), "runs");
+}
+
+RunWriter::~RunWriter() = default;
+
+void RunWriter::add(const RunIdentity& identity, const RunResult& result) {
+  HAE_EXPECTS(file_->runs < kMostNumbered);
+  const Guard guard;
+  const Handle runs(H5Gopen2(file_->out.root().get(), "runs", H5P_DEFAULT));
+  file_->out.check(runs.valid() ? 0 : -1, "runs");
+  write_run(file_->out, runs.get(), file_->runs++, identity, result);
+}
+
+void RunWriter::finish() {
+  const Guard guard;
+  file_->out.finish();
 }
 
 StoredRuns read_runs(const std::filesystem::path& path) {
@@ -240,11 +313,13 @@ StoredRuns read_runs(const std::filesystem::path& path) {
   const Group root = file.root();
   check_root(root, file.name());
   StoredRuns stored;
-  stored.trace = root.string("trace");
-  stored.trace_sha256 = root.string("trace_sha256");
+  stored.manifest = read_manifest(root);
+  for (const auto& [trace, sha256] : read_pairs(root, "trace_path", "trace_sha256")) {
+    stored.traces.push_back({trace, sha256});
+  }
   const Group runs = root.group("runs");
   for (Index index = 0; index < runs.members(); ++index) {
-    stored.runs.push_back(read_run(runs.group(six_digits(index))));
+    stored.runs.push_back(read_run(runs.group(six_digits(index)), stored.traces.size()));
   }
   return stored;
 }

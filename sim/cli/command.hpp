@@ -34,5 +34,6 @@ void add_import(CLI::App& app);
 void add_policies(CLI::App& app);
 void add_replay(CLI::App& app);
 void add_compare(CLI::App& app);
+void add_rerun(CLI::App& app);
 
 }  // namespace hae::cli

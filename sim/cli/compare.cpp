@@ -3,11 +3,15 @@
 
 #include <cstdio>
 #include <memory>
+#include <set>
 
+#include "sim/cli/checks.hpp"
 #include "sim/cli/command.hpp"
+#include "sim/cli/json_input.hpp"
 #include "sim/cli/manifest.hpp"
 #include "sim/cli/output_file.hpp"
 #include "sim/cli/replay_options.hpp"
+#include "sim/cli/result_folder.hpp"
 #include "sim/cli/result_json.hpp"
 #include "sim/cli/run_table.hpp"
 
@@ -20,6 +24,11 @@ struct Arguments {
   std::string match;
   std::string json;
   std::string csv;
+  std::string out;
+  std::string junit;
+  std::string baseline;
+  std::vector<std::string> fail_if;
+  bool no_optimal = false;
   bool allow_unequal = false;
 };
 
@@ -42,6 +51,10 @@ constexpr std::array kColumns = {
     "prefill.missed_mass.mean",
     "prefill.output_error_relative.mean",
     "missed_mass_total",
+    "optimal",
+    "optimal_mean",
+    "regret",
+    "top_now",
     "removed_all_rows",
     "masked_rows",
     "evictions",
@@ -80,12 +93,98 @@ std::string csv_text(const Json& runs) {
   return text;
 }
 
+/// What a comparison is held to, read and checked before any work.
+struct Expectations {
+  std::vector<Rule> rules;
+  std::optional<Json> baseline;
+};
+
+Expectations expectations(const Arguments& arguments) {
+  Expectations expected;
+  for (const std::string& rule : arguments.fail_if) {
+    expected.rules.push_back(parse_rule(rule));
+  }
+  const bool relative = std::ranges::any_of(expected.rules, &Rule::relative);
+  if (relative && arguments.baseline.empty()) {
+    throw ConfigError("--fail-if with a multiple (x) needs --baseline, a result to compare with");
+  }
+  if (!relative && !arguments.baseline.empty()) {
+    throw ConfigError("--baseline needs a --fail-if with a multiple, e.g. 'missed_mass.mean>1.05x'");
+  }
+  if (relative) {
+    expected.baseline = read_result(arguments.baseline);
+  }
+  return expected;
+}
+
+/// A baseline of other data would be compared with in vain.
+void check_same_data(const Json& baseline, const Json& manifest, const std::string& path) {
+  const auto hashes = [](const Json& of) {
+    std::multiset<std::string> all;
+    for (const Json& trace : of["traces"]) {
+      all.insert(trace["sha256"].get<std::string>());
+    }
+    return all;
+  };
+  if (hashes(baseline["manifest"]) != hashes(manifest) ||
+      baseline["manifest"].value("sequence", Json()) != manifest["sequence"]) {
+    throw ConfigError(
+        path + ": was measured on other traces or sequences than are compared now; make a baseline of these");
+  }
+}
+
+void print_comparison(const Json& runs, const Json& summary) {
+  const std::size_t sequences = runs.size() / summary.size();
+  fmt::print("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n\n",
+             sequences, sequences == 1 ? "" : "s");
+  std::fputs(summary_table(summary).c_str(), stdout);
+  const std::string warnings = warning_lines(runs);
+  fmt::print("{}{}", warnings.empty() ? "" : "\n", warnings);
+}
+
+/// Prints the rules' checks and throws when one of any kind failed.
+void conclude(const std::vector<Check>& checks, std::size_t rule_checks) {
+  for (std::size_t i = 0; i < rule_checks; ++i) {
+    const Check& check = checks[i];
+    fmt::print("{}{}: {} ({}: {})\n", i == 0 ? "\n" : "", check.passed ? "ok" : "FAILED", check.name,
+               check.policy, check.message);
+  }
+  const auto failed = [](const Check& check) { return !check.passed; };
+  const auto first = std::ranges::find_if(checks, failed);
+  if (first != checks.end()) {
+    throw AnswerIsNo(fmt::format(
+        "{} of {} checks failed, first '{}' of {}: {}{}", std::ranges::count_if(checks, failed),
+        checks.size(), first->name, first->policy, first->message,
+        first->name == kEqualBytes ? "; match budgets with --match mean, or accept it with --allow-unequal"
+                                   : ""));
+  }
+}
+
 void run(Arguments& arguments) {
   ComparisonOptions& options = arguments.comparison;
   apply(arguments.replay, options);
-  check_outputs({arguments.json, arguments.csv}, options.traces);
+  options.optimal = !arguments.no_optimal;
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
+  }
+  std::vector<std::string> inputs = options.traces;
+  inputs.push_back(arguments.baseline);
+  std::vector<std::string> outputs{arguments.json, arguments.csv, arguments.junit};
+  if (!arguments.out.empty()) {
+    for (const char* name : {kResultName, kRunsName}) {
+      outputs.push_back((std::filesystem::path(arguments.out) / name).string());
+    }
+  }
+  check_outputs(outputs, inputs);
+  const Expectations expected = expectations(arguments);
+  const bool keeps = !arguments.json.empty() || !arguments.out.empty() || expected.baseline.has_value();
+  const Json made_from = keeps ? manifest(options) : Json();
+  if (expected.baseline) {
+    check_same_data(*expected.baseline, made_from, arguments.baseline);
+  }
+  std::optional<ResultFolder> folder;
+  if (!arguments.out.empty()) {
+    folder.emplace(arguments.out, made_from);
   }
   Json runs = Json::array();
   std::vector<std::string> groups;
@@ -94,35 +193,31 @@ void run(Arguments& arguments) {
       runs.push_back(run_json(record));
       groups.push_back(record.info.group);
     }
+    if (folder) {
+      folder->add(records);
+    }
   });
   const Json summary = summary_json(runs, groups);
+  std::vector<Check> checks =
+      check_rules(expected.rules, summary,
+                  expected.baseline ? std::optional((*expected.baseline)["summary"]) : std::nullopt);
+  const std::size_t rule_checks = checks.size();
+  std::ranges::move(check_equal_bytes(summary, arguments.allow_unequal), std::back_inserter(checks));
+  const Json result = keeps ? result_json(made_from, runs, summary) : Json();
+  if (folder) {
+    folder->finish(result);
+  }
   if (!arguments.json.empty()) {
-    Json result;
-    result["schema"] = "hae.compare/1";
-    result["manifest"] = manifest(options.traces, options.nan);
-    result["manifest"]["match"] = arguments.match.empty() ? Json(nullptr) : Json(arguments.match);
-    result["runs"] = runs;
-    result["summary"] = summary;
-    write_file(arguments.json, result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_file(arguments.json, json_text(result));
   }
   if (!arguments.csv.empty()) {
     write_file(arguments.csv, csv_text(runs));
   }
-  const std::size_t sequences = runs.size() / options.policies.size();
-  fmt::print("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n\n",
-             sequences, sequences == 1 ? "" : "s");
-  std::fputs(summary_table(summary).c_str(), stdout);
-  const std::string warnings = warning_lines(runs);
-  fmt::print("{}{}", warnings.empty() ? "" : "\n", warnings);
-  const auto unequal =
-      std::ranges::count_if(runs, [](const Json& run) { return run["unequal"].get<bool>(); });
-  if (unequal > 0 && !arguments.allow_unequal) {
-    throw AnswerIsNo(
-        fmt::format("{} of {} runs hold more or fewer mean bytes than the first policy's by over 1 % and one "
-                    "token a lane; match "
-                    "budgets with --match mean, or accept it with --allow-unequal",
-                    unequal, runs.size()));
+  if (!arguments.junit.empty()) {
+    write_file(arguments.junit, junit_text(checks));
   }
+  print_comparison(runs, summary);
+  conclude(checks, rule_checks);
 }
 
 }  // namespace
@@ -144,6 +239,21 @@ void add_compare(CLI::App& app) {
       ->check(CLI::IsMember({"mean", "peak"}));
   command->add_option("--json", arguments->json, "Write everything to this file (schema hae.compare/1)");
   command->add_option("--csv", arguments->csv, "Write one line a run to this file");
+  command
+      ->add_option("--out", arguments->out,
+                   "Keep everything in this folder: result.json, and logs and per-step series in runs.h5")
+      ->type_name("DIR");
+  command->add_flag("--no-optimal", arguments->no_optimal, "Do not search for the bound `optimal`");
+  command
+      ->add_option(
+          "--fail-if", arguments->fail_if,
+          "Exit 1 if this holds: [POLICY:]FIGURE OP NUMBER, or NUMBERx for a multiple of the baseline's")
+      ->type_name("RULE")
+      ->allow_extra_args(false);
+  command->add_option("--baseline", arguments->baseline, "An earlier result that --fail-if compares with")
+      ->type_name("OLD.json");
+  command->add_option("--junit", arguments->junit,
+                      "Write what passed and what failed to this file (JUnit XML)");
   command->add_flag("--allow-unequal", arguments->allow_unequal, "Exit 0 though mean bytes differ");
   add_replay_options(*command, arguments->replay);
   command->footer(

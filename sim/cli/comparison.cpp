@@ -1,10 +1,16 @@
 #include "sim/cli/comparison.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
+#include <mutex>
 
-#include "reference/policies.hpp"
+#include "analysis/optimal.hpp"
+#include "sim/cli/parallel.hpp"
+#include "sim/cli/policy_source.hpp"
 #include "sim/cli/progress.hpp"
+#include "sim/cli/sha256.hpp"
 #include "traces/trace_file.hpp"
 
 namespace hae::cli {
@@ -12,17 +18,16 @@ namespace {
 
 using Policies = std::vector<std::shared_ptr<const Policy>>;
 
-Policies make_policies(const std::vector<std::string>& specs) {
-  Policies policies;
+std::vector<PolicySource> policy_sources(const std::vector<std::string>& specs) {
+  std::vector<PolicySource> sources;
   for (const std::string& spec : specs) {
-    policies.push_back(reference::make_policy(spec));
-    const std::string canonical = policies.back()->spec();
-    const auto same = std::ranges::count_if(policies, [&](const auto& p) { return p->spec() == canonical; });
-    if (same > 1) {
+    sources.emplace_back(spec);
+    const std::string& canonical = sources.back().spec();
+    if (std::ranges::count(sources, canonical, &PolicySource::spec) > 1) {
       throw ConfigError("policy '" + canonical + "' is given twice; give it once");
     }
   }
-  return policies;
+  return sources;
 }
 
 /// Whether a user's word names a sequence of a file: by its name, or where no sequence has that name by its
@@ -37,41 +42,32 @@ bool selects(const std::string& word, const std::vector<std::string>& names, Ind
   return is_number && number == index;
 }
 
-/// Budgets that follow the first run's: every policy that has one and was given none.
-class Matcher {
- public:
-  Matcher(const Policies& policies, MatchTarget target) : policies_(policies), target_(target) {}
-
-  /// One more reading of the sequence: the first policy, and the prompt pruning of those that prune.
-  [[nodiscard]] Policies matched(Sequence& sequence, const ReplayOptions& options,
-                                 const std::string& where) const {
-    const SequenceInfo& info = sequence.info();
-    Policies probes{policies_.front()};
-    for (std::size_t i = 1; i < policies_.size(); ++i) {
-      if (policies_[i]->budget_is_open() && policies_[i]->prunes()) {
-        probes.push_back(policies_[i]->with_budget(info.tokens));  // evicts nothing but what it prunes
-      }
+/// Policies whose budgets follow the first one's run: every policy that has a budget and was given none.
+/// Takes one more reading of the sequence: the first policy, and the prompt pruning of those that prune.
+Policies matched(const Policies& policies, MatchTarget target, Sequence& sequence,
+                 const ReplayOptions& options, const std::string& where) {
+  const SequenceInfo& info = sequence.info();
+  Policies probes{policies.front()};
+  for (std::size_t i = 1; i < policies.size(); ++i) {
+    if (policies[i]->budget_is_open() && policies[i]->prunes()) {
+      probes.push_back(policies[i]->with_budget(info.tokens));  // evicts nothing but what it prunes
     }
-    const std::vector<RunResult> results = replay(sequence, probes, options, where);
-    Policies matched{policies_.front()};
-    std::size_t probe = 1;
-    for (std::size_t i = 1; i < policies_.size(); ++i) {
-      if (!policies_[i]->budget_is_open()) {
-        matched.push_back(policies_[i]);
-        continue;
-      }
-      const std::vector<Index> after_prune =
-          policies_[i]->prunes() ? residents_after_prune(info, results[probe++])
-                                 : std::vector<Index>(static_cast<std::size_t>(info.layers), info.prompt);
-      matched.push_back(match_budget(info, results.front(), policies_[i], after_prune, target_));
-    }
-    return matched;
   }
-
- private:
-  const Policies& policies_;
-  MatchTarget target_;
-};
+  const std::vector<RunResult> results = replay(sequence, probes, options, where);
+  Policies found{policies.front()};
+  std::size_t probe = 1;
+  for (std::size_t i = 1; i < policies.size(); ++i) {
+    if (!policies[i]->budget_is_open()) {
+      found.push_back(policies[i]);
+      continue;
+    }
+    const std::vector<Index> after_prune =
+        policies[i]->prunes() ? residents_after_prune(info, results[probe++])
+                              : std::vector<Index>(static_cast<std::size_t>(info.layers), info.prompt);
+    found.push_back(match_budget(info, results.front(), policies[i], after_prune, target));
+  }
+  return found;
+}
 
 /// The first run is measured against itself, and `full` has no budget to be unequal to; when it comes first
 /// the others are measured against it.
@@ -82,48 +78,114 @@ void mark_unequal(std::vector<RunRecord>& records) {
   }
 }
 
+/// One sequence to replay.
+struct Job {
+  std::size_t trace;
+  Index index_in_trace;
+  Index sequence_index;
+};
+
+class Comparison {
+ public:
+  explicit Comparison(const ComparisonOptions& options)
+      : options_(options), sources_(policy_sources(options.policies)), parallel_(options.threads) {
+    const bool hashes = std::ranges::any_of(
+        sources_, [](const PolicySource& source) { return source.log_path().has_value(); });
+    for (const std::string& path : options.traces) {
+      files_.push_back(std::make_unique<traces::TraceFile>(path, traces::OpenOptions{.lock = options.lock}));
+      hashes_.push_back(hashes ? sha256_of_file(path) : "");
+    }
+    choose_sequences();
+  }
+
+  void run(const std::function<void(std::vector<RunRecord>)>& take) {
+    Progress progress("replaying", static_cast<double>(jobs_.size()));
+    progress_ = &progress;
+    std::vector<std::vector<RunRecord>> records(jobs_.size());
+    parallel_.in_order(
+        static_cast<Index>(jobs_.size()),
+        [&](Index job) {
+          records[static_cast<std::size_t>(job)] = replay_job(jobs_[static_cast<std::size_t>(job)]);
+        },
+        [&](Index job) { take(std::move(records[static_cast<std::size_t>(job)])); });
+  }
+
+ private:
+  void choose_sequences() {
+    Index sequence_index = 0;
+    for (std::size_t trace = 0; trace < files_.size(); ++trace) {
+      for (Index i = 0; i < files_[trace]->sequences(); ++i, ++sequence_index) {
+        if (!options_.sequence || selects(*options_.sequence, files_[trace]->sequence_names(), i)) {
+          jobs_.push_back({trace, i, sequence_index});
+        }
+      }
+    }
+    if (jobs_.empty()) {
+      throw ConfigError("--sequence: no sequence is named '" + options_.sequence.value_or("") +
+                        "' or has that index; `hae info` lists them");
+    }
+  }
+
+  std::vector<RunRecord> replay_job(const Job& job) {
+    traces::TraceFile& file = *files_[job.trace];
+    const std::unique_ptr<Sequence> sequence = file.open(job.index_in_trace);
+    double shown = 0.0;
+    ReplayOptions replay_options;
+    replay_options.nan = options_.nan;
+    replay_options.for_each = parallel_.for_each();
+    replay_options.progress = [&](double share) { show(share, shown); };
+    Policies policies;
+    for (const PolicySource& source : sources_) {
+      policies.push_back(source.of(sequence->info(), hashes_[job.trace]));
+    }
+    if (options_.match) {
+      policies = matched(policies, *options_.match, *sequence, replay_options, file.name());
+    }
+    std::vector<RunResult> results = replay(*sequence, policies, replay_options, file.name());
+    std::vector<std::optional<double>> optimal(results.size());
+    if (options_.optimal) {
+      optimal = analysis::optimal_totals(*sequence, results, replay_options, file.name());
+    }
+    for (std::size_t p = 0; p < results.size(); ++p) {
+      if (options_.optimal && !optimal[p] && sequence->info().steps() > 0) {
+        results[p].warnings.push_back(fmt::format(
+            "`optimal` was not searched: it would take more than {} MiB", analysis::kMostSearchBytes >> 20));
+      }
+    }
+    std::vector<RunRecord> records;
+    for (std::size_t p = 0; p < policies.size(); ++p) {
+      records.push_back({static_cast<Index>(job.trace), job.sequence_index, job.index_in_trace,
+                         sequence->info(), sources_[p].spec(), policies[p]->options(), std::move(results[p]),
+                         optimal[p], false});
+    }
+    mark_unequal(records);
+    return records;
+  }
+
+  /// Adds what a sequence has advanced since its last call. A reading begun again shows no progress of its
+  /// own.
+  void show(double share, double& shown) {
+    const std::scoped_lock lock(progress_mutex_);
+    done_ += std::max(0.0, share - shown);
+    shown = std::max(shown, share);
+    progress_->show(done_);
+  }
+
+  const ComparisonOptions& options_;
+  std::vector<PolicySource> sources_;
+  Parallel parallel_;
+  std::vector<std::unique_ptr<traces::TraceFile>> files_;
+  std::vector<std::string> hashes_;  ///< [traces] SHA-256, empty where no policy asks for it
+  std::vector<Job> jobs_;
+  std::mutex progress_mutex_;
+  Progress* progress_ = nullptr;
+  double done_ = 0.0;
+};
+
 }  // namespace
 
 void compare(const ComparisonOptions& options, const std::function<void(std::vector<RunRecord>)>& take) {
-  const Policies policies = make_policies(options.policies);
-  std::vector<std::unique_ptr<traces::TraceFile>> files;
-  Index all_sequences = 0;
-  for (const std::string& path : options.traces) {
-    files.push_back(std::make_unique<traces::TraceFile>(path, traces::OpenOptions{.lock = options.lock}));
-    all_sequences += files.back()->sequences();
-  }
-  Progress progress("replaying", static_cast<double>(all_sequences));
-  Index sequence_index = 0;
-  bool found = false;
-  for (const std::unique_ptr<traces::TraceFile>& file : files) {
-    for (Index i = 0; i < file->sequences(); ++i, ++sequence_index) {
-      if (options.sequence && !selects(*options.sequence, file->sequence_names(), i)) {
-        continue;
-      }
-      found = true;
-      const std::unique_ptr<Sequence> sequence = file->open(i);
-      ReplayOptions replay_options;
-      replay_options.nan = options.nan;
-      replay_options.progress = [&](double share) {
-        progress.show(static_cast<double>(sequence_index) + share);
-      };
-      const Policies as_run =
-          options.match ? Matcher(policies, *options.match).matched(*sequence, replay_options, file->name())
-                        : policies;
-      std::vector<RunResult> results = replay(*sequence, as_run, replay_options, file->name());
-      std::vector<RunRecord> records;
-      for (std::size_t p = 0; p < policies.size(); ++p) {
-        records.push_back({sequence_index, i, sequence->info(), policies[p]->spec(), as_run[p]->options(),
-                           std::move(results[p]), false});
-      }
-      mark_unequal(records);
-      take(std::move(records));
-    }
-  }
-  if (!found) {
-    throw ConfigError("--sequence: no sequence is named '" + options.sequence.value_or("") +
-                      "' or has that index; `hae info` lists them");
-  }
+  Comparison(options).run(take);
 }
 
 }  // namespace hae::cli

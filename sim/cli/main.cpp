@@ -42,6 +42,7 @@ void build(CLI::App& app) {
   add_policies(app);
   add_replay(app);
   add_compare(app);
+  add_rerun(app);
 }
 
 /// Whether `word` is meant as a subcommand this program does not know.

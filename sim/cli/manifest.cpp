@@ -4,10 +4,12 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <string_view>
 #include <thread>
 
+#include "sim/cli/policy_source.hpp"
 #include "sim/cli/sha256.hpp"
 
 namespace hae::cli {
@@ -66,9 +68,12 @@ std::string version_text() {
   return fmt::format("hae {} ({}, {}), backends: reference", HAE_VERSION, HAE_COMPILER, HAE_BUILD_TYPE);
 }
 
-nlohmann::ordered_json manifest(const std::vector<std::string>& traces, NanRule nan) {
+nlohmann::ordered_json manifest(const ComparisonOptions& options) {
   utsname system{};
   uname(&system);
+  const auto hashed = [](const std::string& path) {
+    return nlohmann::ordered_json{{"path", path}, {"sha256", sha256_of_file(path)}};
+  };
   nlohmann::ordered_json json;
   json["command"] = command();
   json["version"] = HAE_VERSION;
@@ -78,16 +83,50 @@ nlohmann::ordered_json manifest(const std::vector<std::string>& traces, NanRule 
                      {"processor", processor()},
                      {"threads", std::thread::hardware_concurrency()}};
   json["traces"] = nlohmann::ordered_json::array();
-  for (const std::string& path : traces) {
-    json["traces"].push_back({{"path", path}, {"sha256", sha256_of_file(path)}});
+  for (const std::string& path : options.traces) {
+    json["traces"].push_back(hashed(path));
   }
+  json["logs"] = nlohmann::ordered_json::array();
+  for (const std::string& policy : options.policies) {
+    if (const std::optional<std::string> path = PolicySource(policy).log_path()) {
+      json["logs"].push_back(hashed(*path));
+    }
+  }
+  json["policies"] = options.policies;
+  json["sequence"] = options.sequence ? nlohmann::ordered_json(*options.sequence) : nullptr;
+  json["match"] = !options.match                        ? nlohmann::ordered_json(nullptr)
+                  : *options.match == MatchTarget::mean ? "mean"
+                                                        : "peak";
+  json["optimal"] = options.optimal;
   json["seed"] = nullptr;  // Nothing but a policy's own option is random.
   json["backend"] = "reference";
   json["tie_rule"] = "older token first";
   json["positions"] = "original";
   json["accumulation"] = "weights float32 in 32 partial sums, scores float64";
-  json["nan"] = nan == NanRule::error ? "error" : "lowest";
+  json["nan"] = options.nan == NanRule::error ? "error" : "lowest";
   return json;
+}
+
+ComparisonOptions options_of(const nlohmann::ordered_json& manifest, const std::string& where) {
+  try {
+    ComparisonOptions options;
+    for (const auto& trace : manifest.at("traces")) {
+      options.traces.push_back(trace.at("path").get<std::string>());
+    }
+    options.policies = manifest.at("policies").get<std::vector<std::string>>();
+    if (!manifest.at("sequence").is_null()) {
+      options.sequence = manifest["sequence"].get<std::string>();
+    }
+    if (!manifest.at("match").is_null()) {
+      options.match = manifest["match"].get<std::string>() == "peak" ? MatchTarget::peak : MatchTarget::mean;
+    }
+    options.optimal = manifest.at("optimal").get<bool>();
+    options.nan = manifest.at("nan").get<std::string>() == "lowest" ? NanRule::lowest : NanRule::error;
+    return options;
+  } catch (const nlohmann::json::exception& error) {
+    throw TraceError(where + ": its manifest cannot be repeated (" + error.what() +
+                     "); expected one of hae 0.1 or newer");
+  }
 }
 
 }  // namespace hae::cli

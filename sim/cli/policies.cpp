@@ -5,14 +5,14 @@
 #include <cstdio>
 #include <memory>
 
-#include "reference/policies.hpp"
 #include "sim/cli/command.hpp"
+#include "sim/cli/policy_source.hpp"
 
 namespace hae::cli {
 namespace {
 
 void print_all() {
-  for (const reference::PolicyInfo& info : reference::policies()) {
+  for (const reference::PolicyInfo& info : known_policies()) {
     fmt::print("{:<16}{}\n", info.name, info.summary);
   }
   fmt::print("\n`hae policies NAME` shows a policy's options, source and fidelity.\n");
@@ -20,7 +20,7 @@ void print_all() {
 
 void print_one(const std::string& name) {
   std::string known;
-  for (const reference::PolicyInfo& info : reference::policies()) {
+  for (const reference::PolicyInfo& info : known_policies()) {
     known += (known.empty() ? "" : ", ") + std::string(info.name);
     if (info.name != name) {
       continue;

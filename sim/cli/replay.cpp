@@ -5,12 +5,11 @@
 #include <memory>
 
 #include "sim/cli/command.hpp"
+#include "sim/cli/manifest.hpp"
 #include "sim/cli/output_file.hpp"
 #include "sim/cli/replay_options.hpp"
-#include "sim/cli/result_json.hpp"
+#include "sim/cli/result_folder.hpp"
 #include "sim/cli/run_table.hpp"
-#include "sim/cli/sha256.hpp"
-#include "traces/run_file.hpp"
 
 namespace hae::cli {
 namespace {
@@ -36,31 +35,37 @@ void run(const Arguments& arguments) {
   ComparisonOptions options;
   options.traces = {arguments.trace};
   options.policies = {arguments.policy};
+  options.optimal = false;
   apply(arguments.replay, options);
   check_outputs({arguments.out}, options.traces);
-  traces::StoredRuns stored;
+  std::optional<traces::RunWriter> out;
+  if (!arguments.out.empty()) {
+    const Json made_from = manifest(options);
+    out.emplace(arguments.out, json_text(made_from), stored_traces(made_from));
+  }
   Json runs = Json::array();
   std::vector<std::string> groups;
+  std::vector<std::pair<Index, EvictionLog>> logs;  // with the sequence's index
   compare(options, [&](std::vector<RunRecord> records) {
     RunRecord& record = records.front();
     runs.push_back(run_json(record));
     groups.push_back(record.info.group);
-    stored.runs.push_back({record.index_in_trace, record.info.name, record.spec, record.options,
-                           record.result.lanes, std::move(record.result.log)});
+    if (out) {
+      out->add(identity_of(record), record.result);
+    }
+    if (arguments.events) {
+      logs.emplace_back(record.index_in_trace, std::move(record.result.log));
+    }
   });
-  if (!arguments.out.empty()) {
-    stored.trace = arguments.trace;
-    stored.trace_sha256 = sha256_of_file(arguments.trace);
-    traces::write_runs(arguments.out, stored);
+  if (out) {
+    out->finish();
   }
   if (!arguments.events) {
     print_summary(runs, groups);
     return;
   }
-  const bool several = stored.runs.size() > 1;
-  for (const traces::StoredRun& run : stored.runs) {
-    const std::optional<Index> sequence = several ? std::optional(run.sequence_index) : std::nullopt;
-    std::fputs(to_json_lines(run.log, sequence).c_str(), stdout);
+  for (const auto& [index, log] : logs) {
+    std::fputs(to_json_lines(log, logs.size() > 1 ? std::optional(index) : std::nullopt).c_str(), stdout);
   }
 }
 

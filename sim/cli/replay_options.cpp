@@ -4,6 +4,12 @@
 
 namespace hae::cli {
 
+void add_machine_options(CLI::App& command, Index& threads, bool& no_lock) {
+  command.add_option("--threads", threads, "Threads to use (default: one a core)")
+      ->check(CLI::Range(Index{1}, Index{1024}));
+  command.add_flag("--no-lock", no_lock, "Open traces without a file lock");
+}
+
 void add_replay_options(CLI::App& command, ReplayArguments& arguments) {
   command.add_option("--sequence", arguments.sequence, "Replay only the sequence of this name or index");
   command.add_option("--nan", arguments.nan, "NaN and infinite weights: an error, or count as 0")
@@ -12,7 +18,7 @@ void add_replay_options(CLI::App& command, ReplayArguments& arguments) {
   command.add_option("--backend", arguments.backend, "What runs the policies")
       ->check(CLI::IsMember({"reference", "device", "cuda"}))
       ->capture_default_str();
-  command.add_flag("--no-lock", arguments.no_lock, "Open traces without a file lock");
+  add_machine_options(command, arguments.threads, arguments.no_lock);
 }
 
 void apply(const ReplayArguments& arguments, ComparisonOptions& options) {
@@ -25,6 +31,7 @@ void apply(const ReplayArguments& arguments, ComparisonOptions& options) {
     options.sequence = arguments.sequence;
   }
   options.nan = arguments.nan == "lowest" ? NanRule::lowest : NanRule::error;
+  options.threads = arguments.threads;
   options.lock = !arguments.no_lock;
 }
 

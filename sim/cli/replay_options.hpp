@@ -15,8 +15,12 @@ struct ReplayArguments {
   std::string sequence;
   std::string nan = "error";
   std::string backend = "reference";
+  Index threads = 0;
   bool no_lock = false;
 };
+
+/// --threads and --no-lock.
+void add_machine_options(CLI::App& command, Index& threads, bool& no_lock);
 
 void add_replay_options(CLI::App& command, ReplayArguments& arguments);
 

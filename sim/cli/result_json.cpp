@@ -51,16 +51,24 @@ Json per_layer_json(const Series& series) {
   return json;
 }
 
-/// Missed mass summed over layers, heads and decode rows; null without decode rows.
-Json missed_mass_total(const RunRecord& record) {
-  if (record.info.steps() == 0) {
-    return nullptr;
+/// missed_mass_total, the bound `optimal` and what lies between them, and the mean of top_now; null without
+/// decode steps, and where no optimum was searched.
+void add_bounds(Json& json, const RunRecord& record) {
+  const Series& decode = record.result.decode;
+  const bool has_rows = record.info.steps() > 0;
+  const double total = missed_mass_total(decode);
+  json["missed_mass_total"] = has_rows ? Json(total) : Json(nullptr);
+  json["optimal"] = json_or_null(record.optimal);
+  json["optimal_mean"] = nullptr;
+  json["regret"] = nullptr;
+  if (record.optimal) {
+    const auto rows =
+        std::ranges::count_if(decode.all(Metric::missed_mass), [](double m) { return !std::isnan(m); });
+    json["optimal_mean"] = rows > 0 ? Json(*record.optimal / static_cast<double>(rows)) : Json(nullptr);
+    json["regret"] = total - *record.optimal;
   }
-  double total = 0.0;
-  for (const double m : record.result.decode.all(Metric::missed_mass)) {
-    total += std::isnan(m) ? 0.0 : m;
-  }
-  return total;
+  const std::optional<Summary> top_now = summarise(record.result.top_now);
+  json["top_now"] = top_now ? Json(top_now->mean) : Json(nullptr);
 }
 
 Json resolved_json(const RunResult& result) {
@@ -98,6 +106,7 @@ Json tokens_json(const RunRecord& record) {
 constexpr std::array kSummarised = {
     "tokens.mean",
     "tokens.peak",
+    "tokens.final",
     "bytes.mean",
     "bytes.peak",
     "decode.missed_mass.mean",
@@ -107,8 +116,15 @@ constexpr std::array kSummarised = {
     "decode.output_error.mean",
     "decode.output_error_relative.mean",
     "prefill.missed_mass.mean",
+    "missed_mass_total",
+    "optimal",
+    "optimal_mean",
+    "regret",
+    "top_now",
+    "removed_all_rows",
     "evictions",
     "events",
+    "moved",
 };
 
 /// Mean and interval over groups, each the mean of its sequences.
@@ -145,6 +161,10 @@ Json group_interval(const std::vector<std::pair<std::string, double>>& observati
 
 }  // namespace
 
+std::span<const char* const> summarised_figures() {
+  return kSummarised;
+}
+
 std::optional<double> figure(const Json& run, std::string_view path) {
   const Json* node = &run;
   while (!path.empty()) {
@@ -173,10 +193,7 @@ Json run_json(const RunRecord& record) {
   json["bytes"] = bytes_json(record);
   json["decode"] = series_json(result.decode);
   json["prefill"] = series_json(result.prefill);
-  json["missed_mass_total"] = missed_mass_total(record);
-  json["optimal"] = nullptr;
-  json["regret"] = nullptr;
-  json["top_now"] = nullptr;
+  add_bounds(json, record);
   json["removed_all_rows"] = result.removed_all_rows;
   json["masked_rows"] = result.masked_rows;
   json["lowered_weights"] = result.lowered_weights;
@@ -190,6 +207,19 @@ Json run_json(const RunRecord& record) {
   json["unequal"] = record.unequal;
   json["warnings"] = result.warnings;
   return json;
+}
+
+Json result_json(const Json& manifest, const Json& runs, const Json& summary) {
+  Json result;
+  result["schema"] = kResultSchema;
+  result["manifest"] = manifest;
+  result["runs"] = runs;
+  result["summary"] = summary;
+  return result;
+}
+
+std::string json_text(const Json& json) {
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 Json summary_json(const Json& runs, const std::vector<std::string>& groups) {

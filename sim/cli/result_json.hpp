@@ -1,6 +1,10 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/cli/comparison.hpp"
@@ -9,7 +13,9 @@ namespace hae::cli {
 
 using Json = nlohmann::ordered_json;
 
-/// One element of `runs` of the schema hae.compare/1 (docs/results.md).
+inline constexpr const char* kResultSchema = "hae.compare/1";
+
+/// One element of `runs` (docs/results-format.md).
 Json run_json(const RunRecord& record);
 
 /// `summary`: one element a policy, with the mean over groups and its 95 % t interval.
@@ -17,6 +23,15 @@ Json run_json(const RunRecord& record);
 /// runs    run_json of each run
 /// groups  the group label of each run's sequence
 Json summary_json(const Json& runs, const std::vector<std::string>& groups);
+
+/// A whole result.
+Json result_json(const Json& manifest, const Json& runs, const Json& summary);
+
+/// As a result file holds it.
+std::string json_text(const Json& json);
+
+/// The figures that `summary` averages, by their path in a run.
+std::span<const char* const> summarised_figures();
 
 /// A figure of a run by its dotted path in run_json, e.g. `decode.missed_mass.mean`; none if it is null.
 std::optional<double> figure(const Json& run, std::string_view path);

@@ -1,28 +1,40 @@
 #include "traces/run_file.hpp"
 
+#include <cmath>
 #include <functional>
 #include <limits>
 
 #include "tests/traces/fixtures.hpp"
+#include "traces/hdf5.hpp"
 
 namespace hae::traces::test {
 namespace {
 
 StoredRuns two_runs() {
   StoredRun first;
-  first.sequence_index = 3;
-  first.sequence = "a dog";
-  first.policy = "hae:budget=8";
-  first.options = {{"budget", "8"}, {"bin", "15%"}, {"alpha", ""}};
+  first.identity = {1, 3, "a dog", "hae:budget=8", {{"budget", "8"}, {"bin", "15%"}, {"alpha", ""}}};
   first.log.entries = {{0, 0, kLayerLane, 5, false, 0.1, std::nullopt, std::nullopt},
                        {0, 1, kLayerLane, 5, true, 0.1, std::nullopt, std::nullopt},
                        {2, 0, kLayerLane, 4, false, std::numeric_limits<double>::denorm_min(), 1, 3},
                        {3, 0, kLayerLane, 6, false, std::nullopt, 3, std::nullopt}};
   first.log.pending = {{1, kLayerLane, 7, 3}};
   StoredRun second;
-  second.policy = "full";
+  second.identity.policy = "full";
   second.lanes = LaneKind::kv_head;
-  return {"dog.h5", std::string(64, 'a'), {first, second}};
+  return {"{\"command\": \"hae\"}",
+          {{"cat.h5", std::string(64, 'b')}, {"dog.h5", std::string(64, 'a')}},
+          {first, second}};
+}
+
+void write_runs(const std::filesystem::path& path, const StoredRuns& stored) {
+  RunWriter writer(path, stored.manifest, stored.traces);
+  for (const StoredRun& run : stored.runs) {
+    RunResult result;
+    result.lanes = run.lanes;
+    result.log = run.log;
+    writer.add(run.identity, result);
+  }
+  writer.finish();
 }
 
 void expect_spoilt(const std::function<void(RawFile&)>& spoil, const std::vector<std::string>& words) {
@@ -57,6 +69,34 @@ TEST(RunFile, GivesTheSameBytesForTheSameRuns) {
   EXPECT_EQ(read_bytes(scratch / "a.h5"), read_bytes(scratch / "b.h5"));
 }
 
+// One layer, two query heads, two steps, one lane; the series a, b per head and step.
+TEST(RunFile, KeepsWhatWasMeasuredInEachStep) {
+  const Scratch scratch;
+  RunResult result;
+  result.decode = Series(1, 2, 2);
+  result.decode.at(Metric::missed_mass, 0, 1, 0) = 0.25;
+  result.attention_tokens = {5, 6};
+  result.top_now = {0.5, 0.125, 0.0, 1.0};
+  RunWriter writer(scratch / "run.h5", "{}", {{"cat.h5", std::string(64, 'b')}});
+  writer.add({0, 0, "cat", "full", {}}, result);
+  writer.finish();
+  const hdf5::File file(scratch / "run.h5", true, false);
+  const hdf5::Group run = file.root().group("runs").group("000000");
+  const hdf5::Dataset missed = run.group("decode").dataset("missed_mass", hdf5::Content::reals);
+  EXPECT_EQ(missed.shape(), (std::vector<Index>{1, 2, 2}));
+  EXPECT_EQ(missed.read_reals().at(2), 0.25);
+  EXPECT_TRUE(std::isnan(missed.read_reals().at(3)));
+  EXPECT_EQ(run.dataset("attention_tokens", hdf5::Content::integers).shape(), (std::vector<Index>{1, 1, 2}));
+  EXPECT_EQ(run.dataset("top_now", hdf5::Content::reals).read_reals(), result.top_now);
+  EXPECT_FALSE(run.has("prefill"));
+}
+
+TEST(RunFile, AWriterThatStopsLeavesNothing) {
+  const Scratch scratch;
+  { RunWriter writer(scratch / "run.h5", "{}", {{"cat.h5", std::string(64, 'b')}}); }
+  EXPECT_TRUE(std::filesystem::is_empty(scratch / ""));
+}
+
 TEST(RunFile, IsNotATrace) {
   const Scratch scratch;
   write_runs(scratch / "run.h5", two_runs());
@@ -67,11 +107,13 @@ TEST(RunFile, IsNotATrace) {
 
 TEST(RunFile, RefusesWhatIsMissingUnfinishedOrOfAnotherVersion) {
   expect_spoilt([](RawFile& raw) { raw.remove_attribute("/", "complete"); }, {"unfinished"});
-  expect_spoilt([](RawFile& raw) { raw.set_attribute("/", "version", 2); }, {"version 2, expected 1"});
+  expect_spoilt([](RawFile& raw) { raw.set_attribute("/", "version", 3); }, {"version 3, expected 2"});
   expect_spoilt([](RawFile& raw) { raw.remove("/runs/000000/log/token"); }, {"/log/token: missing"});
   expect_spoilt([](RawFile& raw) { raw.remove("/runs/000000/option_key"); }, {"/option_key: missing"});
   expect_spoilt([](RawFile& raw) { raw.set_attribute("/runs/000001", "lanes", "head"); },
                 {"lanes is 'head'"});
+  expect_spoilt([](RawFile& raw) { raw.set_attribute("/runs/000001", "trace", 2); },
+                {"trace is 2, expected 0 .. 1"});
 }
 
 TEST(RunFile, RefusesColumnsThatDisagreeOrAreOutOfRange) {

@@ -1,0 +1,255 @@
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+
+#include "sim/cli/command.hpp"
+#include "sim/cli/json_input.hpp"
+#include "sim/cli/manifest.hpp"
+#include "sim/cli/replay_options.hpp"
+#include "sim/cli/result_folder.hpp"
+#include "sim/cli/sha256.hpp"
+
+namespace hae::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Arguments {
+  std::string result;
+  std::vector<std::string> traces;
+  Index threads = 0;
+  bool no_lock = false;
+};
+
+/// A stored result: figures, logs, or both.
+struct Stored {
+  std::string name;
+  Json manifest;
+  Json runs;                            ///< null where only logs were stored
+  std::vector<traces::StoredRun> logs;  ///< empty where only figures were stored
+};
+
+bool is_hdf5(const fs::path& path) {
+  std::array<char, 8> head{};
+  std::ifstream(path, std::ios::binary).read(head.data(), head.size());
+  return std::string_view(head.data(), head.size()) == std::string_view("\x89HDF\r\n\x1a\n", 8);
+}
+
+void read_logs(const fs::path& path, Stored& stored) {
+  traces::StoredRuns runs = traces::read_runs(path);
+  stored.logs = std::move(runs.runs);
+  stored.manifest = parse_json(runs.manifest, path.string() + ":/manifest");
+}
+
+void read_figures(const fs::path& path, Stored& stored) {
+  Json result = read_result(path);
+  stored.manifest = std::move(result["manifest"]);
+  stored.runs = std::move(result["runs"]);
+}
+
+/// Both files of a folder say what the logs are; that they agree shows that they belong together.
+void check_pair(const Stored& stored) {
+  bool agree = stored.runs.size() == stored.logs.size();
+  for (std::size_t i = 0; agree && i < stored.logs.size(); ++i) {
+    agree = stored.runs[i].value("log_sha256", "") == sha256(to_json_lines(stored.logs[i].log));
+  }
+  if (!agree) {
+    throw TraceError(fmt::format("{}: {} and {} are of different runs; compare again with --out", stored.name,
+                                 kResultName, kRunsName));
+  }
+}
+
+Stored read_stored(const fs::path& path) {
+  Stored stored;
+  stored.name = path.string();
+  if (fs::is_directory(path)) {
+    read_logs(path / kRunsName, stored);
+    read_figures(path / kResultName, stored);
+    check_pair(stored);
+  } else if (is_hdf5(path)) {
+    read_logs(path, stored);
+  } else {
+    read_figures(path, stored);
+  }
+  return stored;
+}
+
+/// Where each trace of the manifest is now: one of `given`, known by its bytes, or the place it was at.
+std::vector<std::string> find_traces(const Stored& stored, const std::vector<std::string>& given) {
+  std::map<std::string, std::string> by_hash;
+  for (const std::string& path : given) {
+    by_hash[sha256_of_file(path)] = path;
+  }
+  std::vector<std::string> found;
+  for (const traces::StoredTrace& trace : stored_traces(stored.manifest)) {
+    if (const auto match = by_hash.find(trace.sha256); match != by_hash.end()) {
+      found.push_back(match->second);
+      continue;
+    }
+    const std::string now = sha256_of_file(trace.path);
+    if (now != trace.sha256) {
+      throw TraceError(
+          fmt::format("{}: has changed: its SHA-256 is {}, {} was made from {}; name the right file with "
+                      "--trace",
+                      trace.path, now, stored.name, trace.sha256));
+    }
+    found.push_back(trace.path);
+  }
+  return found;
+}
+
+/// Figures that need libm or have many optima may differ in their last digits between platforms; which build
+/// and which files' names made a run says nothing about it.
+bool is_promised(const std::string& key) {
+  constexpr std::array kFree = {"kl", "optimal", "optimal_mean", "regret", "warnings"};
+  return std::ranges::find(kFree, key) == kFree.end();
+}
+
+/// The path of the first promised figure that differs; empty if none does.
+std::string first_difference(const Json& stored, const Json& now, const std::string& path = "") {
+  if (stored.is_object() && now.is_object()) {
+    for (const auto& [key, value] : stored.items()) {
+      const std::string inner = path + (path.empty() ? "" : ".") + key;
+      if (!is_promised(key)) {
+        continue;
+      }
+      if (!now.contains(key)) {
+        return inner;
+      }
+      if (const std::string found = first_difference(value, now[key], inner); !found.empty()) {
+        return found;
+      }
+    }
+    return "";
+  }
+  return stored == now ? "" : path;
+}
+
+/// The first lines in which two logs differ.
+std::string log_difference(const EvictionLog& stored, const EvictionLog& now) {
+  const auto line = [](const EvictionLog& log, std::size_t i) {
+    if (i >= log.entries.size()) {
+      return std::string("nothing");
+    }
+    std::string text = to_json_lines({{log.entries[i]}, {}});
+    text.pop_back();
+    return text;
+  };
+  std::size_t i = 0;
+  while (i < stored.entries.size() && i < now.entries.size() && stored.entries[i] == now.entries[i]) {
+    ++i;
+  }
+  if (i == stored.entries.size() && i == now.entries.size()) {
+    return "the tokens pending at the end differ";
+  }
+  return fmt::format("eviction {} was {}, is {}", i, line(stored, i), line(now, i));
+}
+
+/// Compares each run as it comes; throws at the first that differs.
+class Verdict {
+ public:
+  explicit Verdict(const Stored& stored) : stored_(stored) {}
+
+  void take(const RunRecord& record) {
+    const std::string where = fmt::format("sequence '{}', policy {}", record.info.name, record.spec);
+    if (next_ >= runs()) {
+      throw AnswerIsNo(fmt::format("{}: differs: {} was not run then", stored_.name, where));
+    }
+    if (!stored_.logs.empty()) {
+      const traces::StoredRun& then = stored_.logs[next_];
+      expect_same_run(where, then.identity.sequence, then.identity.policy);
+      if (!(then.log == record.result.log)) {
+        throw AnswerIsNo(fmt::format("{}: differs: {}: {}", stored_.name, where,
+                                     log_difference(then.log, record.result.log)));
+      }
+    }
+    if (!stored_.runs.is_null()) {
+      compare_figures(where, record);
+    }
+    ++next_;
+  }
+
+  /// Says so when everything was the same.
+  void conclude() const {
+    if (next_ != runs()) {
+      throw AnswerIsNo(fmt::format("{}: differs: {} runs then, {} now", stored_.name, runs(), next_));
+    }
+    fmt::print("{}: identical: {} {}{} (made by hae {}, {}; repeated by {})\n", stored_.name, runs(),
+               runs() == 1 ? "log" : "logs", stored_.runs.is_null() ? "" : " and their figures",
+               stored_.manifest.value("version", "?"), stored_.manifest.value("compiler", "?"),
+               version_text());
+  }
+
+ private:
+  [[nodiscard]] std::size_t runs() const {
+    return stored_.logs.empty() ? stored_.runs.size() : stored_.logs.size();
+  }
+
+  void expect_same_run(const std::string& where, const std::string& sequence,
+                       const std::string& policy) const {
+    const std::string then = fmt::format("sequence '{}', policy {}", sequence, policy);
+    if (then != where) {
+      throw AnswerIsNo(fmt::format("{}: differs: {} was run then, {} now", stored_.name, then, where));
+    }
+  }
+
+  void compare_figures(const std::string& where, const RunRecord& record) const {
+    const Json& then = stored_.runs[next_];
+    const Json now = run_json(record);
+    const std::string path = first_difference(then, now);
+    if (path == "log_sha256") {
+      throw AnswerIsNo(
+          fmt::format("{}: differs: {}: another log (it is not stored: compare with --out keeps logs)",
+                      stored_.name, where));
+    }
+    if (!path.empty()) {
+      throw AnswerIsNo(fmt::format("{}: differs: {}: {}", stored_.name, where, path));
+    }
+  }
+
+  const Stored& stored_;
+  std::size_t next_ = 0;
+};
+
+void run(const Arguments& arguments) {
+  const Stored stored = read_stored(arguments.result);
+  ComparisonOptions options = options_of(stored.manifest, stored.name);
+  options.traces = find_traces(stored, arguments.traces);
+  options.optimal = false;  // Its evictions are not defined uniquely, so it is not compared.
+  options.threads = arguments.threads;
+  options.lock = !arguments.no_lock;
+  Verdict verdict(stored);
+  compare(options, [&](const std::vector<RunRecord>& records) {
+    for (const RunRecord& record : records) {
+      verdict.take(record);
+    }
+  });
+  verdict.conclude();
+}
+
+}  // namespace
+
+void add_rerun(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("rerun", "Repeat a stored result and say whether it is identical");
+  command
+      ->add_option("result", arguments->result,
+                   "A folder of compare --out, a file of compare --json, or a file of replay --out")
+      ->required()
+      ->type_name("RESULT");
+  command
+      ->add_option("--trace", arguments->traces,
+                   "Where a trace is now, if not where it was: known by its SHA-256")
+      ->type_name("TRACE");
+  add_machine_options(*command, arguments->threads, arguments->no_lock);
+  command->footer("Example:\n  hae rerun results/ --trace traces/data/boards-test.h5");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace hae::cli
