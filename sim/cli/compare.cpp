@@ -170,9 +170,11 @@ void run(Arguments& arguments) {
   std::vector<std::string> inputs = options.traces;
   inputs.push_back(arguments.baseline);
   std::vector<std::string> outputs{arguments.json, arguments.csv, arguments.junit};
+  std::optional<OutputFolder> kept_in;
   if (!arguments.out.empty()) {
+    kept_in.emplace(arguments.out);
     for (const char* name : {kResultName, kRunsName}) {
-      outputs.push_back((std::filesystem::path(arguments.out) / name).string());
+      outputs.push_back((kept_in->path() / name).string());
     }
   }
   check_outputs(outputs, inputs);
@@ -183,8 +185,8 @@ void run(Arguments& arguments) {
     check_same_data(*expected.baseline, made_from, arguments.baseline);
   }
   std::optional<ResultFolder> folder;
-  if (!arguments.out.empty()) {
-    folder.emplace(arguments.out, made_from);
+  if (kept_in) {
+    folder.emplace(kept_in->path(), made_from);
   }
   Json runs = Json::array();
   std::vector<std::string> groups;

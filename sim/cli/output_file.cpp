@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "sim/errors.hpp"
 #include "sim/partial_file.hpp"
@@ -50,6 +51,22 @@ void write_file(const fs::path& path, std::string_view text) {
   PartialFile file(path);
   write_into(file.path(), text, path);
   file.commit();
+}
+
+OutputFolder::OutputFolder(fs::path path) : path_(std::move(path)) {
+  std::error_code error;
+  made_ = fs::create_directories(path_, error);
+  if (!fs::is_directory(path_)) {
+    throw OutputError(path_.string() + ": is no folder and cannot be made one" +
+                      (error ? " (" + error.message() + ")" : "") + "; choose another path");
+  }
+}
+
+OutputFolder::~OutputFolder() {
+  if (made_) {
+    std::error_code not_empty;
+    fs::remove(path_, not_empty);
+  }
 }
 
 void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {

@@ -11,6 +11,23 @@ namespace hae::cli {
 /// throws OutputError
 void write_file(const std::filesystem::path& path, std::string_view text);
 
+/// A folder for outputs: made where it is missing, with its parents, and gone again if nothing was put into
+/// it.
+class OutputFolder {
+ public:
+  /// throws  OutputError
+  explicit OutputFolder(std::filesystem::path path);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  bool made_ = false;
+};
+
 /// Before any work: every output can be made, and none is an input or another output.
 ///
 /// outputs  empty names are ignored

@@ -80,6 +80,15 @@ Stored read_stored(const fs::path& path) {
   return stored;
 }
 
+void expect_unchanged(const std::string& path, const std::string& sha256, const Stored& stored,
+                      const char* remedy) {
+  const std::string now = sha256_of_file(path);
+  if (now != sha256) {
+    throw TraceError(fmt::format("{}: has changed: its SHA-256 is {}, {} was made from {}; {}", path, now,
+                                 stored.name, sha256, remedy));
+  }
+}
+
 /// Where each trace of the manifest is now: one of `given`, known by its bytes, or the place it was at.
 std::vector<std::string> find_traces(const Stored& stored, const std::vector<std::string>& given) {
   std::map<std::string, std::string> by_hash;
@@ -90,28 +99,28 @@ std::vector<std::string> find_traces(const Stored& stored, const std::vector<std
   for (const traces::StoredTrace& trace : stored_traces(stored.manifest)) {
     if (const auto match = by_hash.find(trace.sha256); match != by_hash.end()) {
       found.push_back(match->second);
-      continue;
+    } else {
+      expect_unchanged(trace.path, trace.sha256, stored, "name the right file with --trace");
+      found.push_back(trace.path);
     }
-    const std::string now = sha256_of_file(trace.path);
-    if (now != trace.sha256) {
-      throw TraceError(
-          fmt::format("{}: has changed: its SHA-256 is {}, {} was made from {}; name the right file with "
-                      "--trace",
-                      trace.path, now, stored.name, trace.sha256));
-    }
-    found.push_back(trace.path);
   }
   return found;
 }
 
-/// Figures that need libm or have many optima may differ in their last digits between platforms; which build
-/// and which files' names made a run says nothing about it.
+void expect_same_logs(const Stored& stored) {
+  for (const Json& log : stored.manifest.value("logs", Json::array())) {
+    expect_unchanged(log.value("path", ""), log.value("sha256", ""), stored,
+                     "put the run file it was made from there again");
+  }
+}
+
+/// Figures that need libm or have many optima may differ in their last digits between platforms.
 bool is_promised(const std::string& key) {
   constexpr std::array kFree = {"kl", "optimal", "optimal_mean", "regret", "warnings"};
   return std::ranges::find(kFree, key) == kFree.end();
 }
 
-/// The path of the first promised figure that differs; empty if none does.
+/// The first promised figure that differs, as `path was this, is that`; empty if none does.
 std::string first_difference(const Json& stored, const Json& now, const std::string& path = "") {
   if (stored.is_object() && now.is_object()) {
     for (const auto& [key, value] : stored.items()) {
@@ -119,16 +128,13 @@ std::string first_difference(const Json& stored, const Json& now, const std::str
       if (!is_promised(key)) {
         continue;
       }
-      if (!now.contains(key)) {
-        return inner;
-      }
-      if (const std::string found = first_difference(value, now[key], inner); !found.empty()) {
+      if (const std::string found = first_difference(value, now.value(key, Json()), inner); !found.empty()) {
         return found;
       }
     }
     return "";
   }
-  return stored == now ? "" : path;
+  return stored == now ? "" : fmt::format("{} was {}, is {}", path, stored.dump(), now.dump());
 }
 
 /// The first lines in which two logs differ.
@@ -202,14 +208,13 @@ class Verdict {
   void compare_figures(const std::string& where, const RunRecord& record) const {
     const Json& then = stored_.runs[next_];
     const Json now = run_json(record);
-    const std::string path = first_difference(then, now);
-    if (path == "log_sha256") {
+    if (then.value("log_sha256", "") != now["log_sha256"].get<std::string>() && stored_.logs.empty()) {
       throw AnswerIsNo(
           fmt::format("{}: differs: {}: another log (it is not stored: compare with --out keeps logs)",
                       stored_.name, where));
     }
-    if (!path.empty()) {
-      throw AnswerIsNo(fmt::format("{}: differs: {}: {}", stored_.name, where, path));
+    if (const std::string difference = first_difference(then, now); !difference.empty()) {
+      throw AnswerIsNo(fmt::format("{}: differs: {}: {}", stored_.name, where, difference));
     }
   }
 
@@ -221,6 +226,7 @@ void run(const Arguments& arguments) {
   const Stored stored = read_stored(arguments.result);
   ComparisonOptions options = options_of(stored.manifest, stored.name);
   options.traces = find_traces(stored, arguments.traces);
+  expect_same_logs(stored);
   options.optimal = false;  // Its evictions are not defined uniquely, so it is not compared.
   options.threads = arguments.threads;
   options.lock = !arguments.no_lock;

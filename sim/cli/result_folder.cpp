@@ -3,21 +3,8 @@
 #include "sim/cli/output_file.hpp"
 
 namespace hae::cli {
-namespace {
 
 namespace fs = std::filesystem;
-
-fs::path made(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (!fs::is_directory(path)) {
-    throw OutputError(path.string() + ": is not a folder and cannot be made one" +
-                      (error ? " (" + error.message() + ")" : "") + "; choose another path");
-  }
-  return path;
-}
-
-}  // namespace
 
 std::vector<traces::StoredTrace> stored_traces(const Json& manifest) {
   std::vector<traces::StoredTrace> stored;
@@ -32,7 +19,7 @@ traces::RunIdentity identity_of(const RunRecord& record) {
 }
 
 ResultFolder::ResultFolder(const fs::path& path, const Json& manifest)
-    : path_(made(path)), runs_(path_ / kRunsName, json_text(manifest), stored_traces(manifest)) {}
+    : path_(path), runs_(path_ / kRunsName, json_text(manifest), stored_traces(manifest)) {}
 
 void ResultFolder::add(const std::vector<RunRecord>& records) {
   for (const RunRecord& record : records) {

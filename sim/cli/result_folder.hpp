@@ -22,7 +22,8 @@ traces::RunIdentity identity_of(const RunRecord& record);
 /// is interrupted leaves no result.json, so nothing looks finished that is not.
 class ResultFolder {
  public:
-  /// throws  ConfigError, OutputError
+  /// path    a folder that is there
+  /// throws  OutputError
   ResultFolder(const std::filesystem::path& path, const Json& manifest);
 
   void add(const std::vector<RunRecord>& records);
