@@ -34,8 +34,8 @@ struct TimedEviction {
 /// order      the inner sum goes from the last step backwards, in double
 /// unit       u = 2^-40, or the finest power of two with
 ///            (steps with evictions + 1) · (largest inner sum) < 2^60 u, which the solver's int64 sums need
-/// memory     8 bytes for each step with evictions and token that has joined, and about 60 for each eviction
-///            that the solver looks at: some dozens for each that is due (analysis/README.md)
+/// memory     8 bytes for each step with evictions and token that has joined, and about 100 for each of the
+///            possible evictions the solver looks at: a few dozen for each that is due (analysis/README.md)
 /// throws     ContractViolation if an argument is not as said
 std::vector<TimedEviction> least_loss_evictions(View<const double, 2> mass, Index prompt,
                                                 std::span<const Index> residents);

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <initializer_list>
 #include <limits>
 #include <vector>
 
@@ -43,8 +42,8 @@ TEST(LeastLoss, EvictsATokenThatIsDearNowWhenAnotherIsCheapLater) {
 }
 
 TEST(LeastLoss, CountsAllThatIsStillToCome) {
-  // One of two tokens leaves in the prefill. Token 0 is worth 0 at the next step, and 0 + 5 in all; token 1
-  // 1 + 1.
+  // One of two tokens leaves in the prefill. Token 0 gets nothing at the next step but 0 + 5 in all, token 1
+  // gets 1 + 1.
   EXPECT_THAT(solve({{0, 1, 1}, {5, 1, 1, 1}}, 2, {2, 3}), ElementsAre(TimedEviction{1, 0}));
 }
 
@@ -54,8 +53,8 @@ TEST(LeastLoss, MayEvictATokenInTheStepItCame) {
 }
 
 TEST(LeastLoss, EvictsManyAtOnce) {
-  // Nothing leaves before step 3; then 1 + 3 + 1 - 2 = 3 of the four tokens 0..3... at step 3 all four are
-  // there, and after it only two steps remain: what they pay is 6, 1, 2, 3 in all, so token 0 stays.
+  // Nothing leaves until step 3; after it 4 + 1 - 2 = 3 of tokens 0..3. The two steps that follow pay them
+  // 3 + 3, 1 + 0, 1 + 1 and 1 + 2: token 0 stays.
   const std::vector<std::vector<double>> rows{
       {9, 0}, {9, 0, 0}, {9, 0, 0, 0}, {3, 1, 1, 1, 9}, {3, 0, 1, 2, 9, 9}};
   EXPECT_THAT(solve(rows, 1, {2, 3, 4, 2, 3}),
@@ -87,7 +86,8 @@ TEST(LeastLoss, IsTheSameAgainWhereEverythingTies) {
 }
 
 TEST(LeastLoss, DoesNotDependOnTheScaleOfMasses) {
-  // As in the first test, from 2^10 units of 2^-40 a mass up to where only a far coarser unit fits an int64.
+  // The first test's lane, from masses of 2^10 units of 2^-40 to those for which only far coarser units fit
+  // int64.
   for (const double scale : {0x1p-30, 1.0, 1e5, 1e18, 1e300}) {
     EXPECT_THAT(solve({{3, 0, 9, 1}, {0, 4, 9, 9, 1}}, 3, {3, 3}, scale),
                 ElementsAre(TimedEviction{1, 0}, TimedEviction{0, 1}))

@@ -1,7 +1,8 @@
 #include <cstdio>
 #include <memory>
+#include <vector>
 
-#include "analysis/interval.hpp"
+#include "analysis/least_loss.hpp"
 #include "reference/policies.hpp"
 #include "sim/replay.hpp"
 #include "traces/synth.hpp"
@@ -22,5 +23,9 @@ int main(int argc, char** argv) {
   const auto results =
       hae::replay(*sequence, {hae::reference::make_policy("greedy:budget=30")}, {}, file.name());
   std::printf("%zu evictions\n", results.front().log.entries.size());
-  return results.front().log.entries.empty() ? 1 : 0;
+  // One of two prompt tokens leaves before the only step: this links without the solver's library.
+  const std::vector<double> mass{2.0, 1.0, 1.0};
+  const std::vector<hae::Index> residents{2};
+  const auto least = hae::analysis::least_loss_evictions({mass.data(), {1, 3}}, 2, residents);
+  return results.front().log.entries.empty() || least.size() != 1 || least.front().token != 1 ? 1 : 0;
 }
