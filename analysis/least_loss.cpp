@@ -27,8 +27,7 @@ constexpr int path_bits = 60;
 /// How many choices are added at once, at most, for each eviction that a slot is due.
 constexpr std::size_t choices_per_eviction = 16;
 
-/// Up to so many slots greedy evictions are a good enough start; above, slots merged in groups are solved
-/// first.
+/// Greedy evictions are a good start up to so many slots. Above, slots are first merged in groups.
 constexpr std::size_t most_slots_from_greedy = 64;
 constexpr std::size_t slots_per_group = 8;
 
@@ -45,8 +44,8 @@ struct Choice {
   std::size_t token = 0;
 };
 
-/// Dual variables. Evictions are the best there are if each token that stays has price 0, each choice made
-/// costs its slot's price less its token's, and none costs less than that.
+/// Dual variables: none negative, 0 for each token that stays. They prove evictions to be the best there are
+/// if each choice made costs its slot's price less its token's, and no choice costs less than that.
 struct Prices {
   std::vector<Cost> slot;
   std::vector<Cost> token;

@@ -313,6 +313,16 @@ TEST(LeastLoss, IsThatOfTheHungarianAlgorithm) {
   }
 }
 
+TEST(LeastLoss, IsTheSameForMassesThatNeedACoarserUnit) {
+  // 2^60 times the masses are whole numbers of 2^40, and their sums would not fit int64 in units of 2^-40.
+  const Lane lane = large_lane(80, 150, Sizes::every_step, 1);
+  Lane heavy = lane;
+  for (double& mass : heavy.mass) {
+    mass *= 0x1p60;
+  }
+  EXPECT_EQ(loss(lane, heavy.solve()), loss(lane, lane.solve()));
+}
+
 TEST(LeastLoss, IsNoMoreThanThatOfOtherEvictions) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     const Lane lane = large_lane(60, 120, seed % 2 == 0 ? Sizes::any : Sizes::every_step, seed);
