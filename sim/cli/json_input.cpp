@@ -29,7 +29,8 @@ void check_result(const Json& result, const std::string& where) {
            "names a trace without path or sha256");
   }
   for (const char* list : {"runs", "summary"}) {
-    expect(result.contains(list) && result[list].is_array(), "has no runs or no summary");
+    expect(result.contains(list) && result[list].is_array() && !result[list].empty(),
+           "has no runs or no summary");
     for (const Json& line : result[list]) {
       expect(line.is_object() && line.contains("policy") && line["policy"].is_string(),
              "holds a run without a policy");
