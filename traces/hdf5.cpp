@@ -317,6 +317,18 @@ Index Group::members() const {
   return static_cast<Index>(info.nlinks);
 }
 
+std::vector<std::string> Group::names() const {
+  const Guard guard;
+  std::vector<std::string> names;
+  const auto add = [](hid_t, const char* name, const H5L_info_t*, void* out) -> herr_t {
+    static_cast<std::vector<std::string>*>(out)->emplace_back(name);
+    return 0;
+  };
+  checked(H5Literate(id_.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr, add, &names), where_,
+          "list the members");
+  return names;
+}
+
 Group Group::group(const std::string& name) const {
   const Guard guard;
   const std::string where = where_ + "/" + name;

@@ -169,6 +169,9 @@ class Group {
   /// How many links the group has.
   [[nodiscard]] Index members() const;
 
+  /// The names of those links, ascending byte by byte.
+  [[nodiscard]] std::vector<std::string> names() const;
+
   [[nodiscard]] Group group(const std::string& name) const;
   [[nodiscard]] Dataset dataset(const std::string& name, Content content) const;
 

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "sim/trace.hpp"
-#include "traces/check.hpp"
-#include "traces/layout.hpp"
+#include "traces/import_steps.hpp"
 #include "traces/message.hpp"
 #include "traces/npz_archive.hpp"
 #include "traces/trace_writer.hpp"
@@ -124,7 +121,7 @@ class Importer {
   Importer(const std::filesystem::path& from, const std::filesystem::path& to, const NpzOptions& options)
       : archive_(from), to_(to), options_(options) {
     info_.name = options.name.empty() ? from.stem().string() : options.name;
-    info_.group = info_.name;
+    info_.group = options.group.empty() ? info_.name : options.group;
   }
 
   void run() {
@@ -140,8 +137,7 @@ class Importer {
     read_images();
     read_masks();
     read_tokens();
-    const double default_scale = info_.head_dim ? 1 / std::sqrt(static_cast<double>(*info_.head_dim)) : 1;
-    info_.scale = archive_.has("scale") ? real("scale") : default_scale;
+    info_.scale = archive_.has("scale") ? real("scale") : default_scale(info_);
     info_.generated = info_.steps() + 1;
     check_info(info_, archive_.name());
     TraceWriter writer(to_, options_.origin);
@@ -314,8 +310,7 @@ class Importer {
       refuse(archive_.name(), ":/prompt: found ", info_.prompt, ", expected 1 .. ", info_.tokens,
              " (the tokens of the arrays); save the number of prompt tokens");
     }
-    info_.prompt_rows.resize(static_cast<std::size_t>(info_.prompt));
-    std::iota(info_.prompt_rows.begin(), info_.prompt_rows.end(), Index{0});
+    info_.prompt_rows = every_prompt_row(info_.prompt);
   }
 
   void read_images() {
@@ -361,15 +356,7 @@ class Importer {
   }
 
   void read_masks() {
-    if (info_.layers < 1 || info_.layers > kMostNumbered) {
-      refuse(archive_.name(), ": has ", info_.layers, " layers, expected 1 .. ", kMostNumbered,
-             "; save it again");
-    }
-    if (info_.query_heads > kMostHeads || info_.kv_heads > kMostHeads ||
-        info_.head_dim.value_or(1) > kMostDimensions || info_.tokens > kMostTokens) {
-      refuse(archive_.name(), ": exceeds ", kMostHeads, " heads, head_dim ", kMostDimensions, " or ",
-             kMostTokens, " tokens; save a part of it");
-    }
+    check_limits(info_, archive_.name());
     info_.masks.resize(static_cast<std::size_t>(info_.layers));
     if (archive_.has("window")) {
       const std::vector<Index> windows = integers("window", info_.layers, "layers");
@@ -441,46 +428,26 @@ class Importer {
     for (Index layer = 0; layer < info_.layers; ++layer) {
       for (Index head = 0; head < heads; ++head) {
         source.next(head_values);
-        if (const std::optional<Index> place = first_not_finite(head_values)) {
-          refuse(source.where(), "[", layer, ", ", head, ", ", *place / *info_.head_dim, ", ",
-                 *place % *info_.head_dim,
-                 "]: found a NaN or infinity, expected finite numbers; record it again");
-        }
-        writer.write_head(layer, array, head, head_values);
+        write_finite_head(writer, info_, layer, array, head, head_values,
+                          message(source.where(), "[", layer, ", ", head, ", "));
       }
     }
   }
 
   void copy_attention(TraceWriter& writer) {
     FloatArray source = floats("attention", 4, "");
+    std::vector<float> row(static_cast<std::size_t>(info_.tokens));
+    const auto next_row = [&]() -> std::span<const float> {
+      source.next(row);
+      return row;
+    };
     for (Index layer = 0; layer < info_.layers; ++layer) {
       for (Index head = 0; head < info_.query_heads; ++head) {
-        copy_attention_head(writer, source, layer, head);
+        write_attention_head(
+            writer, info_, layer, head,
+            {next_row, message(source.where(), "[", layer, ", ", head, ", "), "record it again"});
       }
     }
-  }
-
-  /// Cuts the square matrix to what each query can see: prompt rows of P keys, decode rows up to their own
-  /// key.
-  void copy_attention_head(TraceWriter& writer, FloatArray& source, Index layer, Index head) {
-    std::vector<float> prompt;
-    std::vector<float> decode;
-    std::vector<float> row(static_cast<std::size_t>(info_.tokens));
-    for (Index query = 0; query < info_.tokens; ++query) {
-      source.next(row);
-      const Range visible{0, query + 1};
-      if (const std::optional<std::string> wrong =
-              row_violation(row, {&visible, 1}, info_.row_sum_tolerance)) {
-        refuse(source.where(), "[", layer, ", ", head, ", ", query, "]: ", *wrong, "; record it again");
-      }
-      if (query < info_.prompt) {
-        prompt.insert(prompt.end(), row.begin(), row.begin() + info_.prompt);
-      } else {
-        decode.insert(decode.end(), row.begin(), row.begin() + query + 1);
-      }
-    }
-    writer.write_head(layer, LayerArray::prompt, head, prompt);
-    writer.write_head(layer, LayerArray::decode, head, decode);
   }
 
   NpzArchive archive_;

@@ -11,6 +11,7 @@ namespace hae::traces {
 /// What the importer is told.
 struct NpzOptions {
   std::string name;    ///< of the sequence; empty: the file's name without `.npz`
+  std::string group;   ///< sequences that share it are not independent; empty: the name
   TraceOrigin origin;  ///< written into the trace
   Index largest_array_bytes = Index{8}
                               << 30;  ///< of an array that must be held whole (Fortran order, token lists)
