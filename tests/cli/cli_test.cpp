@@ -1,8 +1,11 @@
 #include <sys/stat.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "tests/cli/cli.hpp"
 
@@ -37,7 +40,10 @@ TEST_F(Cli, BadInputFilesExitWithThreeAndOneLine) {
   std::ofstream(folder_ / "empty.h5");
   for (const char* arguments : {"info missing.h5", "info text.h5", "info empty.h5", "info .", "check text.h5",
                                 "replay text.h5 --policy full", "compare missing.h5 --policy full",
-                                "import text.h5 --from npz --out x.h5"}) {
+                                "import text.h5 --from npz --out x.h5",
+                                "import text.h5 --from attention-saver --prompt 1 --text-only --out x.h5",
+                                "import text.h5 --from kvp --prompt 1 --text-only --out x.h5",
+                                "import . --from kvp --prompt 1 --text-only --out ../x.h5"}) {
     SCOPED_TRACE(arguments);
     expect_one_line(hae(arguments), 3);
   }
@@ -191,6 +197,60 @@ TEST_F(Cli, AnOutputIsNeverAnInputOrAnotherOutput) {
   EXPECT_FALSE(fs::exists(folder_ / "r"));
 }
 
+TEST_F(Cli, ImportTakesOnlyTheOptionsOfItsFormat) {
+  for (const auto& [from, option, allowed] : std::vector<std::array<std::string, 3>>{
+           {"npz", "--prompt 4", "allowed: --name, --group"},
+           {"npz", "--image 0:2", "allowed: --name, --group"},
+           {"npz", "--text-only", "allowed: --name, --group"},
+           {"npz", "--kv-heads 2", "allowed: --name, --group"},
+           {"npz", "--scale 1", "allowed: --name, --group"},
+           {"npz", "--no-lock", "allowed: --name, --group"},
+           {"attention-saver", "--scale 1", "takes --prompt, --image, --text-only, --batch"},
+           {"attention-saver", "--window 4", "takes --prompt, --image, --text-only, --batch"},
+           {"kvp", "--batch 0", "takes --prompt, --image, --text-only, --scale, --window"},
+           {"kvp", "--kv-heads 2", "takes --prompt, --image, --text-only, --scale, --window"},
+           {"kvp", "--head-dim 8", "takes --prompt, --image, --text-only, --scale, --window"},
+           {"kvp", "--no-lock", "takes --prompt, --image, --text-only, --scale, --window"}}) {
+    SCOPED_TRACE(from + " " + option);
+    const Outcome outcome = hae(fmt::format("import in --from {} --out x.h5 {}", from, option));
+    expect_one_line(outcome, 2);
+    EXPECT_THAT(outcome.err,
+                HasSubstr(option.substr(0, option.find(' ')) + " has no meaning with --from " + from));
+    EXPECT_THAT(outcome.err, HasSubstr(allowed));
+  }
+}
+
+TEST_F(Cli, ImportGuessesNeitherPromptNorPictures) {
+  for (const char* from : {"attention-saver", "kvp"}) {
+    const auto import = [&](const char* more) {
+      return hae(fmt::format("import in --from {} --out x.h5 {}", from, more));
+    };
+    EXPECT_THAT(import("--text-only").err, HasSubstr("--prompt is missing"));
+    for (const char* pictures : {"--prompt 4", "--prompt 4 --image 0:2 --text-only"}) {
+      const Outcome outcome = import(pictures);
+      expect_one_line(outcome, 2);
+      EXPECT_THAT(outcome.err, HasSubstr("either --image START:END, once for each picture, or --text-only"));
+    }
+    for (const char* span :
+         {"5", "5:", ":5", "5:7:9", "5:x", "x:5", "5-7", "1.5:2", "0:99999999999999999999"}) {
+      const Outcome outcome = import(fmt::format("--prompt 4 --image {}", span).c_str());
+      expect_one_line(outcome, 2);
+      EXPECT_THAT(outcome.err, HasSubstr(fmt::format("'{}' is not START:END", span)));
+    }
+  }
+}
+
+TEST_F(Cli, ImportNeverWritesIntoTheDirectoryItReads) {
+  fs::create_directories(folder_ / "sample" / "layer_000000");
+  fs::create_directory_symlink("sample", folder_ / "link");
+  for (const char* out : {"sample/x.h5", "sample/layer_000000/x.h5", "link/x.h5", "sample/../sample/x.h5"}) {
+    const Outcome outcome = hae(fmt::format("import sample --from kvp --prompt 1 --text-only --out {}", out));
+    expect_one_line(outcome, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("which is imported; choose another path"));
+  }
+  expect_one_line(hae("import sample --from kvp --prompt 1 --text-only --out samples.h5"), 3);
+}
+
 TEST_F(Cli, ASignalLeavesNoHalfWrittenFile) {
   const std::string command = fmt::format(
       "cd '{}' && {{ '{}' synth --kind uniform --out big.h5 --layers 99 --prompt 20000 >out 2>err & }} && "
@@ -250,6 +310,13 @@ TEST_F(Cli, EverySubcommandsHelpHasAnExample) {
     const Outcome outcome = hae(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out, HasSubstr(std::string("hae ") + command)) << command;
+  }
+}
+
+TEST_F(Cli, ImportsHelpHasAnExampleOfEachFormat) {
+  const Outcome outcome = hae("import --help");
+  for (const char* from : {"--from npz --", "--from attention-saver --", "--from kvp --"}) {
+    EXPECT_THAT(outcome.out, HasSubstr(from));
   }
 }
 
