@@ -19,12 +19,12 @@ struct AttentionSaverOptions {
 
 /// Makes an `attention` trace of one sequence from an HDF5 file as the Python package attention-saver writes
 /// them: a dataset `/layer_{l}/batch_{b}/head_{h}` [T, T] for each query head, row i the attention of token
-/// i. Every layer and head must be there. The file is streamed; held are one head and the unpacked chunks of
-/// another. Every row is checked on the way, so a trace that is written passes check_trace(). Padding is left
-/// as it is.
+/// i. Every layer and head must be there. The file is streamed: held are one head and, where it is chunked, a
+/// band of its rows and their unpacked chunks. Every row is checked on the way, so a trace that is written
+/// passes check_trace(). Padding is left as it is.
 ///
 /// throws TraceError   `FILE:/dataset: what was found, what was expected; what to do`; nothing is written
-/// then throws ConfigError  an option that does not fit the file
+/// throws ConfigError  an option that does not fit the file
 void import_attention_saver(const std::filesystem::path& from, const std::filesystem::path& to,
                             const AttentionSaverOptions& options);
 

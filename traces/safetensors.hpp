@@ -16,8 +16,7 @@
 
 namespace hae::traces {
 
-/// The longest header that is read. The format allows 100 MB; a file of a few tensors needs a few hundred
-/// bytes.
+/// The longest header that is read. The format allows 100 MB; three tensors need a few hundred bytes.
 inline constexpr Index kLongestSafetensorsHeader = Index{1} << 20;
 
 /// What a file's header says about one tensor.
