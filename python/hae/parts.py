@@ -1,4 +1,4 @@
-"""The finished sequences of an interrupted run: which ones can be kept."""
+"""What an interrupted run finished: which of its sequences can be kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import io
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,50 @@ def refuse_other_recording(
 ) -> None:
     """raises RecordError when this run would record something else than what the part holds"""
     with _opened(part) as file:
-        found = _recorded(file)
+        differs = _difference(file, 0, prompt, inputs, model_name, options)
+    if differs is not None:
+        raise RecordError(
+            f"{part}: was recorded with another value of {differs}; resume with what "
+            f"the run began with, or remove {part.parent}",
+            USAGE,
+        )
+
+
+def is_joined(
+    out: Path,
+    prompts: Sequence[Prompt],
+    prepared: Iterable[Inputs],
+    model_name: str,
+    options: argparse.Namespace,
+) -> bool:
+    """Whether `out` holds all that this run would record: its parts were joined already.
+
+    prepared  the inputs of each prompt in turn
+    """
+    try:
+        with _opened(out) as file:
+            return len(file["sequences"]) == len(prompts) and all(
+                _difference(file, index, prompt, inputs, model_name, options) is None
+                for index, (prompt, inputs) in enumerate(zip(prompts, prepared, strict=True))
+            )
+    except RecordError:
+        return False
+
+
+def _difference(
+    file: h5py.File,
+    index: int,
+    prompt: Prompt,
+    inputs: Inputs,
+    model_name: str,
+    options: argparse.Namespace,
+) -> str | None:
+    """What of sequence `index` this run would record otherwise, with both values if short."""
+    found = _recorded(file, index)
     expected = {
         "recorder": f"hae-record {__version__}",
         "model": model_name,
+        "name": prompt.name,
         "group": prompt.group or prompt.name,
         "--payload": options.payload,
         "--dtype": options.dtype,
@@ -70,15 +110,12 @@ def refuse_other_recording(
     for what, wanted in expected.items():
         if found[what] != wanted:
             values = "" if isinstance(wanted, list) else f" ({found[what]}, now {wanted})"
-            raise RecordError(
-                f"{part}: was recorded with another value of {what}{values}; resume with what "
-                f"the run began with, or remove {part.parent}",
-                USAGE,
-            )
+            return what + values
+    return None
 
 
-def _recorded(file: h5py.File) -> dict[str, Any]:
-    group = file["sequences/000000"]
+def _recorded(file: h5py.File, index: int) -> dict[str, Any]:
+    group = file[f"sequences/{index:06d}"]
     layer = group["layers/000000"]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -89,6 +126,7 @@ def _recorded(file: h5py.File) -> dict[str, Any]:
     return {
         "recorder": file.attrs["recorder"],
         "model": group.attrs["model"],
+        "name": group.attrs["name"],
         "group": group.attrs["group"],
         "--payload": group.attrs["payload"],
         "--dtype": trace.dtype_of(layer["v"]),

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from hae import trace
+from hae import cleanup
 
-USAGE, INTERRUPTED = 2, 130
+# Other modules of `hae` are imported in functions: the libraries behind them take seconds to load,
+# and a signal meanwhile is to end in one line too.
+
+USAGE, BY_SIGNAL = 2, 128
+INTERRUPTED = "interrupted; --resume continues after the finished sequences"
 
 
 def _positive(text: str) -> int:
@@ -28,6 +35,8 @@ class _OneLineParser(argparse.ArgumentParser):
 
 
 def argument_parser() -> argparse.ArgumentParser:
+    from hae import trace
+
     parser = _OneLineParser(
         prog="hae-record",
         description="Run a Hugging Face model greedily and write one trace sequence per prompt.",
@@ -76,8 +85,34 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def program(arguments: Sequence[str] | None = None) -> NoReturn:
+    """hae-record as a process of its own: `main`, and what signals do."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asked
+            signal.signal(number, _clean_up_and_die)
+    sys.exit(main(arguments))
+
+
+def _clean_up_and_die(signal_number: int, _: FrameType | None) -> NoReturn:
+    """Not by an exception: Python drops those that come up while it finalises an object."""
+    cleanup.do_all_now()
+    # Not by print: the signal may have come in the middle of one.
+    os.write(2, f"hae-record: {INTERRUPTED}\n".encode())
+    os._exit(BY_SIGNAL + signal_number)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    """hae-record within a process of others. Returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return _fail(INTERRUPTED, BY_SIGNAL + signal.SIGINT)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from hae import trace
+
     options = argument_parser().parse_args(arguments)
     if options.unrotated and options.payload != "qkv":
         return _fail("--unrotated: only with --payload qkv", USAGE)
@@ -98,8 +133,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session.record(options, arguments)
     except session.RecordError as error:
         return _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _fail("interrupted; --resume continues after the finished sequences", INTERRUPTED)
     return 0
 
 
@@ -109,4 +142,4 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from hae import trace
 from hae.capture import AttentionCall, CallCount, CaptureError, intercepted
+from hae.cleanup import finally_do
 from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
 from hae.prompts import Inputs, Prompt
 
@@ -24,6 +26,10 @@ from hae.prompts import Inputs, Prompt
 def spool_of(part: Path) -> Path:
     """The folder in which a part's numbers grow."""
     return part.with_name(part.name + ".spool")
+
+
+def remove_spool_of(part: Path) -> None:
+    shutil.rmtree(spool_of(part), ignore_errors=True)
 
 
 class Spool:
@@ -59,9 +65,6 @@ class Spool:
         if not path.exists():
             return np.empty(0, dtype)
         return np.memmap(path, dtype=dtype, mode="r")
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def own_keys(probabilities: torch.Tensor, keys: int) -> torch.Tensor:
@@ -322,8 +325,11 @@ def record_sequence(
     shape = shape_of(decoder)
     unrotate = Unrotation(decoder, shape.head_dim) if settings.unrotated else None
     embeddings = EmbeddingCapture(decoder) if settings.embedding_similarity else None
-    spool = Spool(spool_of(part), settings.dtype)
-    try:
+    with ExitStack() as removals:
+        removals.enter_context(finally_do(lambda: remove_spool_of(part)))
+        if embeddings is not None:
+            removals.callback(embeddings.remove)
+        spool = Spool(spool_of(part), settings.dtype)
         capture = SequenceCapture(spool, shape, settings.payload, unrotate)
         with intercepted(decoder, settings.implementation, capture.observe):
             ids = _generate(model, inputs, settings.max_new_tokens, capture)
@@ -355,8 +361,4 @@ def record_sequence(
         with trace.new_trace(part, origin) as file:
             group = trace.create_sequence(file, 0, info)
             capture.write(group, prompt_tokens, settings.dtype)
-    finally:
-        spool.remove()
-        if embeddings is not None:
-            embeddings.remove()
     return info

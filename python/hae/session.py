@@ -22,11 +22,12 @@ from transformers.utils import logging
 
 from hae import __version__, trace
 from hae.capture import CaptureError, probe, refuse_compiled
+from hae.cleanup import finally_do
 from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError, reason
-from hae.parts import finished_parts, refuse_other_recording
+from hae.parts import finished_parts, is_joined, refuse_other_recording
 from hae.prompts import Inputs, Prompt, PromptError, load_prompts, prepare
-from hae.recorder import Settings, record_sequence, spool_of
+from hae.recorder import Settings, record_sequence, remove_spool_of
 from hae.verify import VerificationError, tolerance_of, verify_sequence
 
 
@@ -224,6 +225,10 @@ def parts_folder(out: Path) -> Path:
     return out.with_name(out.name + ".parts")
 
 
+def _parts(folder: Path, count: int) -> list[Path]:
+    return [folder / f"{index:06d}.h5" for index in range(count)]
+
+
 def refuse_unfit_output(options: argparse.Namespace, prompts: Sequence[Prompt]) -> None:
     """Writing must neither fail later nor destroy anything but an earlier trace.
 
@@ -240,7 +245,7 @@ def refuse_unfit_output(options: argparse.Namespace, prompts: Sequence[Prompt]) 
         refuse(f"no such folder as {out.parent}; make it first")
     if not os.access(out.parent, os.W_OK | os.X_OK):
         refuse(f"nothing can be written in {out.parent}; choose another folder")
-    partial, folder = out.with_name(out.name + ".partial"), parts_folder(out)
+    partial, folder = trace.partial_of(out), parts_folder(out)
     with contextlib.suppress(FileNotFoundError):
         partial.lstat()  # the longest name that is to be made
     if folder.exists() and not folder.is_dir():
@@ -288,22 +293,56 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
                 refuse_other_recording(
                     finished[index], prompt, inputs, _name_of(options.model), options
                 )
-        there = sum(part.stat().st_size for part in finished.values())
-        refuse_above_limit(plan(shape_of(decoder), extents, options), there, options)
+        complete = options.resume and _is_complete(model, processor, prompts, options)
+        if complete:
+            say(f"{options.out}: holds all sequences already")
+        else:
+            there = sum(part.stat().st_size for part in finished.values())
+            refuse_above_limit(plan(shape_of(decoder), extents, options), there, options)
 
         origin = origin_of(arguments)
-        folder.mkdir(exist_ok=True)
-        try:
-            parts = _record_parts(model, processor, prompts, folder, finished, options, origin)
-            trace.join_traces(parts, options.out, origin)
-            for part in parts:
-                part.unlink()
-                # What a recorder that was killed just after finishing the part left of it.
-                shutil.rmtree(spool_of(part), ignore_errors=True)
-        finally:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # unless finished sequences, or files of others, lie in it
+        with finally_do(lambda: _remove_if_empty(folder)):
+            folder.mkdir(exist_ok=True)
+            parts = _parts(folder, len(prompts))
+            if not complete:
+                _record_parts(model, processor, prompts, parts, finished, options, origin)
+                trace.join_traces(parts, options.out, origin)
+            _remove_parts(parts, options.out)
         say(f"{options.out}: {len(prompts)} sequences, {size_text(options.out.stat().st_size)}")
+
+
+def _remove_parts(parts: Sequence[Path], out: Path) -> None:
+    """With what recorders left beside them that were killed: one just after it finished a part, or
+    one that wrote the joined file again.
+    """
+    for part in parts:
+        part.unlink(missing_ok=True)
+        remove_spool_of(part)
+    trace.partial_of(out).unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Unless finished sequences, or files of others, lie in it."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _is_complete(
+    model: Any, processor: Any, prompts: Sequence[Prompt], options: argparse.Namespace
+) -> bool:
+    """Whether the run was killed after its parts were joined: only they are to be removed."""
+    if not options.out.exists():
+        return False
+    prepared = (prepare(model, processor, prompt) for prompt in prompts)
+    if not is_joined(options.out, prompts, prepared, _name_of(options.model), options):
+        return False
+    inputs = prepare(model, processor, prompts[0])
+    tolerance = tolerance_of(options.dtype, options.compute_dtype)
+    try:
+        verify_sequence(model, inputs, options.out, tolerance)
+    except VerificationError:
+        return False
+    return True
 
 
 def _name_of(model: Path) -> str:
@@ -314,11 +353,11 @@ def _record_parts(
     model: Any,
     processor: Any,
     prompts: Sequence[Prompt],
-    folder: Path,
+    parts: Sequence[Path],
     finished: Mapping[int, Path],
     options: argparse.Namespace,
     origin: trace.Origin,
-) -> list[Path]:
+) -> None:
     """Record every prompt that has no finished part.
 
     Verified against the model are the first part and the first one that was kept.
@@ -333,10 +372,7 @@ def _record_parts(
     )
     tokenizer = getattr(processor, "tokenizer", processor)
     to_verify = {0, min(finished, default=0)}
-    parts = []
-    for index, prompt in enumerate(prompts):
-        part = folder / f"{index:06d}.h5"
-        parts.append(part)
+    for index, (prompt, part) in enumerate(zip(prompts, parts, strict=True)):
         if index in finished and index not in to_verify:
             continue
         inputs = prepare(model, processor, prompt)
@@ -360,7 +396,6 @@ def _record_parts(
             f"verified: attention from the file is within {worst:.1e} of the model's eager "
             f"attention (allowed {tolerance:g})"
         )
-    return parts
 
 
 _EXIT_CODES: dict[type[Exception], tuple[int, str]] = {

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
 import numpy as np
+
+from hae.cleanup import finally_do
 
 FORMAT = "hae-trace"
 VERSION = 1
@@ -267,6 +269,11 @@ class Origin:
     command: str
 
 
+def partial_of(path: Path) -> Path:
+    """Where a file is while it is written."""
+    return path.with_name(path.name + ".partial")
+
+
 @contextmanager
 def new_trace(path: Path, origin: Origin) -> Iterator[h5py.File]:
     """A new trace file, readable by HDF5 1.10.
@@ -274,8 +281,8 @@ def new_trace(path: Path, origin: Origin) -> Iterator[h5py.File]:
     Written as PATH.partial; renamed to PATH, complete, when the block ends well, and removed
     when it does not.
     """
-    partial = path.with_name(path.name + ".partial")
-    try:
+    partial = partial_of(path)
+    with finally_do(lambda: partial.unlink(missing_ok=True)):
         with h5py.File(
             partial,
             "w",
@@ -292,10 +299,6 @@ def new_trace(path: Path, origin: Origin) -> Iterator[h5py.File]:
             yield file
             file.attrs["complete"] = np.int64(1)
         os.replace(partial, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        raise
 
 
 def is_trace(path: Path) -> bool:

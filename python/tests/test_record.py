@@ -740,6 +740,43 @@ def test_a_damaged_part_is_named_and_can_be_recorded_again(
         assert len(file["sequences"]) == 3
 
 
+def test_resume_leaves_a_complete_file_of_the_same_run_as_it_is(tmp_path, text_model, capsys):
+    _, out = run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2")
+    folder = tmp_path / "out.h5.parts"  # the recorder was killed while it removed its parts
+    folder.mkdir()
+    with h5py.File(out) as whole, trace.new_trace(folder / "000002.h5", ORIGIN) as part:
+        part.attrs["recorder"], part.attrs["command"] = (
+            whole.attrs[name] for name in ("recorder", "command")
+        )
+        whole.copy("sequences/000002", part["sequences"], name="000000")
+    before = out.stat()
+    capsys.readouterr()
+    code, _ = run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2", "--resume")
+    assert code == 0 and "generated" not in capsys.readouterr().out
+    assert (out.stat().st_ino, out.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("differs", ["options", "prompts", "model"])
+def test_resume_replaces_a_complete_file_of_another_run(
+    tmp_path, text_model, monkeypatch, capsys, differs
+):
+    run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2")
+    entries, options = list(ENTRIES), ["--max-new-tokens", "2", "--resume"]
+    if differs == "options":
+        options[1] = "3"
+    if differs == "prompts":
+        entries.append({"text": "z"})
+    if differs == "model":
+        other = tiny_models.llama(initializer_range=0.8)
+        monkeypatch.setattr(session, "load_model", lambda *_: (other, tiny_models.tokenizer()))
+    capsys.readouterr()
+    code, out = run(tmp_path, text_model, entries, *options)
+    assert code == 0 and capsys.readouterr().out.count("generated") == len(entries)
+    with trace.open_trace(out) as file:
+        assert len(file["sequences"]) == len(entries)
+
+
 # ------------------------------------------------------------------------------- the output
 
 
