@@ -1,7 +1,8 @@
 """hae-record without its start: torch loads once, and each line of stdin forks a recorder.
 
 Its own arguments are those of a recorder that runs first and here, so that all that a model needs
-is loaded too. A line is JSON: `arguments` of hae-record, `stdout` and `stderr` (paths), and optionally `kill`:
+is loaded too. A line is JSON: `arguments` of hae-record, `stdout` and `stderr` (paths), and
+optionally `kill`:
 
     stage   module:function; calls of functions are counted from its call on, until
             hae.session.record returns

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -253,7 +254,8 @@ def stopped_cleanly(recording, exit_code, sent):
 def test_a_recorder_killed_at_any_call_loses_nothing_finished(tmp_path, undisturbed):
     random = np.random.default_rng(0)
     happened = Counter()
-    for number, stage in enumerate(stage for stage, trials in STAGES.items() for _ in range(trials)):
+    stages = [stage for stage, trials in STAGES.items() for _ in range(trials)]
+    for number, stage in enumerate(stages):
         sent = (KILL, KILL, INTERRUPT, KILL, TERMINATE)[number % 5]
         calls = int(random.integers(1, undisturbed.calls[stage]))
         print(f"trial {number}: {sent.name} at call {calls} from {stage}")
@@ -320,3 +322,158 @@ def test_a_signal_that_comes_while_an_object_is_finalised_is_not_lost():
         [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=environment()
     )
     assert (done.returncode, done.stderr) == (130, INTERRUPTED)
+
+
+# ------------------------------------------------------------------------------ the program
+
+
+RECORDING = REPOSITORY / "traces" / "data" / "boards-test.h5"
+POLICIES = ["--policy", "greedy:budget=64", "--policy", "window:budget=64"]
+ONE = [RECORDING, "--sequence", 0]
+# Arguments, what they write, and how often each is killed. Files are named from within the folder
+# in which the program runs, so that the same command writes the same bytes.
+COMMANDS = {
+    "compare": (
+        ["compare", *ONE, *POLICIES, "--json", "result.json", "--csv", "result.csv"],
+        ["result.json", "result.csv"],
+        50,
+    ),
+    "compare --out": (["compare", *ONE, *POLICIES, "--out", "result"], ["result"], 30),
+    "replay": (
+        ["replay", *ONE, "--policy", "greedy:budget=64", "--out", "run.h5"],
+        ["run.h5"],
+        15,
+    ),
+    "import": (["import", "trace.npz", "--from", "npz", "--out", "trace.h5"], ["trace.h5"], 15),
+    "synth": (
+        ["synth", "--kind", "sinks", "--prompt", "1000", "--out", "synth.h5"],
+        ["synth.h5"],
+        15,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A folder with the files that the commands read."""
+    folder = tmp_path_factory.mktemp("inputs")
+    random = np.random.default_rng(0)
+    arrays = {name: random.standard_normal((4, 4, 1000, 64), np.float32) for name in "qkv"}
+    np.savez(folder / "trace.npz", prompt=np.array(900), **arrays)
+    return folder
+
+
+class Killed:
+    """One command in a folder of its own, again and again."""
+
+    def __init__(self, name, folder, inputs):
+        arguments, self.targets, self.trials = COMMANDS[name]
+        self.command = [program(), *map(str, arguments)]
+        self.folder = folder
+        self.inputs = {path.name for path in inputs.iterdir()}
+        for path in inputs.iterdir():
+            (folder / path.name).symlink_to(path)
+        begin = time.monotonic()
+        assert self.start().wait(timeout=120) == 0
+        self.seconds = time.monotonic() - begin
+        self.whole = self.written()
+
+    def start(self):
+        return subprocess.Popen(self.command, cwd=self.folder, stdout=subprocess.DEVNULL)
+
+    def written(self):
+        """What lies in the folder but the inputs: names and bytes. A folder is its files."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file()]
+        names = {str(path.relative_to(self.folder)) for path in paths} - self.inputs
+        return {name: (self.folder / name).read_bytes() for name in names}
+
+    def begin_with(self, files):
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in self.inputs:
+                path.unlink()
+        for name, content in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_bytes(content)
+
+    def stop(self, sent, delay, at_writing):
+        """Runs the command and sends it a signal; returns how it ended.
+
+        delay       seconds
+        at_writing  count them from when a temporary file is there
+        """
+        process = self.start()
+        while at_writing and process.poll() is None and not self.is_writing():
+            pass
+        time.sleep(delay)
+        process.send_signal(sent)
+        return process.wait(timeout=10)  # it takes a moment, whatever the command would take
+
+    def is_writing(self):
+        names = [*self.targets, *self.whole]
+        return any(os.path.exists(self.folder / f"{name}.partial") for name in names)
+
+    def moments(self, random, trials):
+        """Delays from the start, and short ones from when writing begins, in turn."""
+        for trial in range(trials):
+            at_writing = trial % 2 == 1
+            delay = random.uniform(0, self.seconds) * (random.choice([0, 0.1]) if at_writing else 1)
+            since = "writing began" if at_writing else "start"
+            print(f"trial {trial}: {delay:.4f} s after {since}")
+            yield delay, at_writing
+
+    def result_of(self, target, files):
+        """What of `files` a target is: a file, or all files of a folder that has a result.json,
+        which comes last and goes first. Empty when there is no target.
+        """
+        found = {
+            name: content
+            for name, content in files.items()
+            if Path(target) in (Path(name), *Path(name).parents) and not is_temporary(name)
+        }
+        return found if target in found or f"{target}/result.json" in found else {}
+
+
+def is_temporary(name):
+    return any(part.endswith(".partial") for part in Path(name).parts)
+
+
+@pytest.fixture(params=COMMANDS)
+def killed(request, tmp_path, inputs):
+    return Killed(request.param, tmp_path, inputs)
+
+
+def test_a_killed_program_leaves_whole_files_or_none(killed):
+    random = np.random.default_rng(2)
+    earlier = {name: b"of an earlier run" for name in killed.whole}
+    happened = Counter()
+    for trial, (delay, at_writing) in enumerate(killed.moments(random, killed.trials)):
+        before = earlier if trial % 4 < 2 else {}
+        killed.begin_with(before)
+        exit_code = killed.stop(KILL, delay, at_writing)
+        assert exit_code in (-KILL, 0)
+        written = killed.written()
+        for target in killed.targets:
+            found = killed.result_of(target, written)
+            is_new = found == killed.result_of(target, killed.whole)
+            untouched = found == killed.result_of(target, before)
+            removed = found == {} and target not in killed.whole  # an old folder goes first
+            assert is_new or untouched or removed, target
+            happened["new" if is_new else "untouched" if untouched else "removed"] += 1
+        left = written.keys() - killed.whole.keys()
+        assert all(is_temporary(name) for name in left)
+        happened["cut short"] += bool(left)
+        if left:  # it is in nobody's way
+            assert killed.start().wait(timeout=120) == 0 and killed.written() == killed.whole
+    print(happened)
+    assert happened["untouched"]
+
+
+@pytest.mark.parametrize("sent", [INTERRUPT, TERMINATE], ids=lambda sent: sent.name)
+def test_an_interrupted_program_leaves_no_temporary_file(killed, sent):
+    random = np.random.default_rng(3)
+    for delay, at_writing in killed.moments(random, 8):
+        killed.begin_with({})
+        assert killed.stop(sent, delay, at_writing) in (-sent, 0)
+        assert killed.written().items() <= killed.whole.items()

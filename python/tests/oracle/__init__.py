@@ -8,10 +8,12 @@
     dap         HAE's prefill eviction, Eq. (1) to (3)         arXiv 2602.02197
     replay      the engine, DDES (Eq. (4) and (5)) and greedy  arXiv 2602.02197
     metrics     everything that follows from (trace, log)
+    bounds      what no log of the same sizes could lose less than
 """
 
 from .arithmetic import exp32, fma32, row_sum
-from .metrics import measure
+from .bounds import mean_top_now, optimal_total, top_now
+from .metrics import measure, sizes_at_attention
 from .policies import PolicyError, parse_policy
 from .replay import Eviction, Impossible, priority, replay
 from .trace import Trace
@@ -23,9 +25,13 @@ __all__ = [
     "Trace",
     "exp32",
     "fma32",
+    "mean_top_now",
     "measure",
+    "optimal_total",
     "parse_policy",
     "priority",
     "replay",
     "row_sum",
+    "sizes_at_attention",
+    "top_now",
 ]

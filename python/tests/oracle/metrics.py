@@ -14,16 +14,7 @@ NEVER = 1 << 62
 def measure(trace, run):
     """The figures of one run, named as in `hae compare --json`. Absent figures are None."""
     kv_lanes = run.options.lane == "kv_head"
-    lanes = range(trace.kv_heads) if kv_lanes else [-1]
-    evicted_at = {
-        (layer, lane): np.full(trace.tokens, NEVER)
-        for layer in range(trace.layers)
-        for lane in lanes
-    }
-    within = {key: np.zeros(trace.tokens, bool) for key in evicted_at}
-    for entry in run.log:
-        evicted_at[entry.layer, entry.lane][entry.token] = entry.step
-        within[entry.layer, entry.lane][entry.token] |= entry.within
+    evicted_at, within = _evictions(trace, run)
 
     decode, prefill = _Population(), _Population()
     for layer in range(trace.layers):
@@ -56,6 +47,30 @@ def measure(trace, run):
         "moved": _moved(trace, run.log, evicted_at, within),
         "pending_final": len(run.pending),
     }
+
+
+def sizes_at_attention(trace, run):
+    """Residents of each lane at the attention of each decode step: (layer, lane) -> [step - 1]."""
+    evicted_at, within = _evictions(trace, run)
+    sizes = _Sizes(trace, evicted_at, within)
+    return dict(zip(evicted_at, sizes.at_attention, strict=True))
+
+
+def _evictions(trace, run):
+    """By (layer, lane): the step in which each token goes, and whether it went within the
+    prefill.
+    """
+    lanes = range(trace.kv_heads) if run.options.lane == "kv_head" else [-1]
+    evicted_at = {
+        (layer, lane): np.full(trace.tokens, NEVER)
+        for layer in range(trace.layers)
+        for lane in lanes
+    }
+    within = {key: np.zeros(trace.tokens, bool) for key in evicted_at}
+    for entry in run.log:
+        evicted_at[entry.layer, entry.lane][entry.token] = entry.step
+        within[entry.layer, entry.lane][entry.token] |= entry.within
+    return evicted_at, within
 
 
 class _Population:
