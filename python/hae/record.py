@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -96,8 +97,9 @@ def program(arguments: Sequence[str] | None = None) -> NoReturn:
 def _clean_up_and_die(signal_number: int, _: FrameType | None) -> NoReturn:
     """Not by an exception: Python drops those that come up while it finalises an object."""
     cleanup.do_all_now()
-    # Not by print: the signal may have come in the middle of one.
-    os.write(2, f"hae-record: {INTERRUPTED}\n".encode())
+    with contextlib.suppress(OSError):  # the terminal is gone
+        # Not by print: the signal may have come in the middle of one.
+        os.write(2, f"hae-record: {INTERRUPTED}\n".encode())
     os._exit(BY_SIGNAL + signal_number)
 
 

@@ -294,7 +294,8 @@ def test_a_recorder_stops_in_one_line_while_its_libraries_load(tmp_path, model, 
     command = [sys.executable, "-m", "hae.record", *arguments(model, tmp_path / "out.h5")]
     recorder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
     loaded = Path(f"/proc/{recorder.pid}/maps")
-    while "torch" not in loaded.read_text():  # there are seconds of loading left
+    while "libtorch" not in loaded.read_text():  # there are seconds of loading left
+        assert recorder.poll() is None
         time.sleep(0.001)
     recorder.send_signal(sent)
     _, error = recorder.communicate(timeout=60)
