@@ -27,7 +27,10 @@ void write_scalar(hid_t object, const std::string& name, hid_t type, hid_t memor
 /// hands.
 const std::filesystem::path& unlocked(const std::filesystem::path& target) {
   const std::filesystem::path partial = PartialFile::temporary_name(target);
-  const int descriptor = ::open(partial.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const int descriptor = ::open(partial.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0 && errno == ENOENT) {
+    return target;  // Nobody's; it is made when a signal can already remove it.
+  }
   if (descriptor < 0) {
     cannot_write(partial.string(), ": cannot be written (", std::strerror(errno),
                  "); check the folder and its permissions");
