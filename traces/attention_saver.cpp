@@ -61,7 +61,7 @@ class Importer {
       : file_(from, options.lock, true), options_(options), own_name_(from.stem().string()) {}
 
   void run(const std::filesystem::path& to) {
-    read_structure();
+    file_.walk([this](const hdf5::Group& root) { read_structure(root); });
     apply_options();
     TraceWriter writer(to, options_.sequence.origin);
     writer.begin_sequence(info_, {}, type_);
@@ -83,10 +83,10 @@ class Importer {
   }
 
   /// Opens every dataset once: what is missing or of another shape is found before anything is written.
-  void read_structure() {
+  void read_structure(const hdf5::Group& root) {
     info_.payload = Payload::attention;
     info_.layers =
-        count_numbered(kLayers, numbers_of(kLayers, file_.root().names(), file_.name()), file_.name() + ":");
+        count_numbered(kLayers, numbers_of(kLayers, root.names(), file_.name()), file_.name() + ":");
     batch_ = find_batch();
     for (Index layer = 0; layer < info_.layers; ++layer) {
       const hdf5::Group batch = batch_group(layer);

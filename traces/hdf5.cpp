@@ -11,6 +11,8 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <new>
 
 #include "traces/message.hpp"
 
@@ -25,15 +27,32 @@ std::string_view remedy_for(const std::string& reason) {
   return "it is damaged: copy or record it again";
 }
 
-std::recursive_mutex& library_mutex() {
-  static std::recursive_mutex mutex;
+std::mutex& library_mutex() {
+  static std::mutex mutex;
   return mutex;
 }
 
-/// Turns a failed call of the library into a TraceError.
+/// How many guards this thread has. A recursive mutex would not know its owner again in a child process.
+thread_local int guards = 0;
+
+/// Whether the library's latest failure began with too little memory.
+bool lacked_memory() {
+  bool lacked = false;
+  const auto look = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
+    *static_cast<bool*>(out) |= error->maj_num == H5E_RESOURCE || error->min_num == H5E_CANTALLOC;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, look, &lacked);
+  return lacked;
+}
+
+/// Turns a failed call of the library into a TraceError, or into bad_alloc.
 template <typename Status>
 Status checked(Status status, const std::string& where, const char* doing) {
   if (status < 0) {
+    if (lacked_memory()) {
+      throw std::bad_alloc();
+    }
     refuse(where, ": cannot ", doing, " (", library_reason(), "); ", remedy_for(library_reason()));
   }
   return status;
@@ -64,7 +83,7 @@ const char* name_of(H5L_type_t link) {
 /// Opens a member through its hard link: any other kind of link could lead out of the file.
 Handle open_member(hid_t parent, const std::string& name, const std::string& where, H5O_type_t expected) {
   const char* kind = expected == H5O_TYPE_GROUP ? "group" : "dataset";
-  if (H5Lexists(parent, name.c_str(), H5P_DEFAULT) <= 0) {
+  if (checked(H5Lexists(parent, name.c_str(), H5P_DEFAULT), where, "look for it") == 0) {
     refuse(where, ": missing, expected a ", kind, "; see traces/FORMAT.md for what a trace holds");
   }
   H5L_info_t link;
@@ -161,7 +180,11 @@ std::string without_padding(std::string padded, hid_t type) {
 
 }  // namespace
 
-Guard::Guard() : lock_(library_mutex()) {
+Guard::Guard() {
+  if (guards == 0) {
+    library_mutex().lock();
+  }
+  ++guards;
   // Without its exit handler: after a failed write that one crashes on what could not be closed
   // (HDF5 1.10.8).
   [[maybe_unused]] static const herr_t once = H5dont_atexit();
@@ -171,6 +194,9 @@ Guard::Guard() : lock_(library_mutex()) {
 
 Guard::~Guard() {
   H5Eset_auto2(H5E_DEFAULT, print_, print_data_);
+  if (--guards == 0) {
+    library_mutex().unlock();
+  }
 }
 
 Handle::~Handle() {
@@ -204,7 +230,6 @@ File::File(std::filesystem::path path, bool lock, bool map) : path_(std::move(pa
   open_descriptor(lock);
   try {
     check_signature();
-    open_library();
   } catch (...) {
     ::close(descriptor_);
     throw;
@@ -281,13 +306,15 @@ void File::check_signature() const {
          ": not an HDF5 file (no signature), expected a trace; other formats go through `hae import`");
 }
 
-void File::open_library() {
-  const Guard guard;
+void File::open_library() const {
   const Handle access(H5Pcreate(H5P_FILE_ACCESS));
   H5Pset_file_locking(access.get(), false, true);
   id_ = Handle(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get()));
   if (id_.valid()) {
     return;
+  }
+  if (lacked_memory()) {
+    throw std::bad_alloc();
   }
   const std::string reason = library_reason();
   if (reason.find("truncated") != std::string::npos) {
@@ -299,6 +326,9 @@ void File::open_library() {
 
 Group File::root() const {
   const Guard guard;
+  if (!id_.valid()) {
+    open_library();
+  }
   return {*this, Handle(checked(H5Gopen2(id_.get(), "/", H5P_DEFAULT), name() + ":/", "open the root")),
           name() + ":"};
 }
@@ -307,7 +337,7 @@ Group File::root() const {
 
 bool Group::has(const std::string& name) const {
   const Guard guard;
-  return H5Lexists(id_.get(), name.c_str(), H5P_DEFAULT) > 0;
+  return checked(H5Lexists(id_.get(), name.c_str(), H5P_DEFAULT), where_ + "/" + name, "look for it") > 0;
 }
 
 Index Group::members() const {
@@ -342,7 +372,7 @@ Dataset Group::dataset(const std::string& name, Content content) const {
 
 bool Group::has_attribute(const std::string& name) const {
   const Guard guard;
-  return H5Aexists(id_.get(), name.c_str()) > 0;
+  return checked(H5Aexists(id_.get(), name.c_str()), where_, "look for an attribute") > 0;
 }
 
 Handle Group::attribute(const std::string& name) const {
@@ -424,11 +454,16 @@ Dataset::Dataset(const File& file, hid_t parent, const std::string& name, std::s
   type_ = Handle(checked(H5Dget_type(id_.get()), where_, "read the type"));
   check_type(content);
   read_shape();
-  if (storage_ == Storage::contiguous) {
-    check_contiguous(file);
-  } else if (storage_ == Storage::chunked) {
-    check_chunks(file, properties.get());
-    size_cache(parent, name);
+  switch (storage_) {
+    case Storage::compact:
+      check_compact();
+      break;
+    case Storage::contiguous:
+      check_contiguous(file);
+      break;
+    case Storage::chunked:
+      check_chunks(file, properties.get());
+      break;
   }
 }
 
@@ -460,18 +495,25 @@ void Dataset::check_filters(hid_t properties) {
   for (int i = 0; i < count; ++i) {
     unsigned flags = 0;
     unsigned config = 0;
-    std::size_t values = 0;
-    const H5Z_filter_t filter =
-        H5Pget_filter2(properties, static_cast<unsigned>(i), &flags, &values, nullptr, 0, nullptr, &config);
+    unsigned first_value = 0;
+    std::size_t values = 1;
+    const H5Z_filter_t filter = H5Pget_filter2(properties, static_cast<unsigned>(i), &flags, &values,
+                                               &first_value, 0, nullptr, &config);
     switch (filter) {
       case H5Z_FILTER_DEFLATE:
-        filters_.emplace_back("deflate");
+        if (std::ranges::count(filters_, Filter::Kind::deflate, &Filter::kind) != 0) {
+          refuse(where_, ": found the filter deflate twice, expected it once; write it again");
+        }
+        filters_.push_back({Filter::Kind::deflate});
         break;
       case H5Z_FILTER_SHUFFLE:
-        filters_.emplace_back("shuffle");
+        if (values < 1 || first_value < 1) {
+          refuse(where_, ": found a shuffle filter of no element size; it is damaged: write it again");
+        }
+        filters_.push_back({Filter::Kind::shuffle, first_value});
         break;
       case H5Z_FILTER_FLETCHER32:
-        filters_.emplace_back("fletcher32");
+        filters_.push_back({Filter::Kind::fletcher32});
         break;
       default:
         refuse(where_, ": found filter ", filter,
@@ -485,6 +527,9 @@ void Dataset::check_type(Content content) {
   const std::optional<FloatType> payload = payload_type_of(type_.get());
   element_bytes_ = static_cast<Index>(H5Tget_size(type_.get()));
   type_name_ = payload ? traces::name_of(*payload) : describe_type(type_.get());
+  if (element_bytes_ < 1) {
+    refuse(where_, ": found elements of no size; it is damaged: copy or record it again");
+  }
   swapped_ = (kind == H5T_INTEGER || kind == H5T_FLOAT) && is_swapped(type_.get());
   const auto require = [&](bool holds, const char* expected) {
     if (!holds) {
@@ -493,7 +538,7 @@ void Dataset::check_type(Content content) {
   };
   switch (content) {
     case Content::integers:
-      return require(kind == H5T_INTEGER, "integers");
+      return require(kind == H5T_INTEGER && element_bytes_ <= 8, "integers of at most 64 bits");
     case Content::payload:
       require(payload.has_value(), "float32, float16 or bfloat16");
       float_type_ = *payload;
@@ -514,7 +559,8 @@ void Dataset::read_shape() {
   if (H5Sget_simple_extent_type(space.get()) == H5S_NULL) {
     refuse(where_, ": found no elements at all (a null dataspace), expected an array; write it again");
   }
-  std::vector<hsize_t> extents(static_cast<std::size_t>(H5Sget_simple_extent_ndims(space.get())));
+  const int rank = checked(H5Sget_simple_extent_ndims(space.get()), where_, "read the shape");
+  std::vector<hsize_t> extents(static_cast<std::size_t>(rank));
   H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr);
   for (const hsize_t extent : extents) {
     shape_.push_back(static_cast<Index>(std::min<hsize_t>(extent, INT64_MAX)));
@@ -526,6 +572,13 @@ void Dataset::read_shape() {
 
 Index Dataset::elements() const {
   return product(shape_, where_);
+}
+
+void Dataset::check_compact() const {
+  if (stored_bytes_ < declared_bytes()) {
+    refuse(where_, ": declares ", declared_bytes(), " bytes but stores ", stored_bytes_,
+           "; it is damaged: copy or record it again");
+  }
 }
 
 void Dataset::check_contiguous(const File& file) {
@@ -549,18 +602,28 @@ void Dataset::check_contiguous(const File& file) {
 
 void Dataset::check_chunks(const File& file, hid_t properties) {
   std::vector<hsize_t> extents(shape_.size());
-  H5Pget_chunk(properties, static_cast<int>(extents.size()), extents.data());
+  const int rank = H5Pget_chunk(properties, static_cast<int>(extents.size()), extents.data());
+  if (rank != static_cast<int>(shape_.size()) || std::ranges::count(extents, hsize_t{0}) != 0) {
+    refuse(where_, ": its chunks do not cut the shape ", shape_, "; it is damaged: copy or record it again");
+  }
+  for (const hsize_t extent : extents) {
+    chunk_.push_back(static_cast<Index>(extent));
+  }
+  Index chunk_bytes = 0;
+  if (__builtin_mul_overflow(product(chunk_, where_), element_bytes_, &chunk_bytes) ||
+      chunk_bytes > kLargestChunkBytes) {
+    refuse(where_, ": chunks of ", chunk_, " elements, expected at most ", kLargestChunkBytes,
+           " bytes; write it again, contiguous or with chunks of 64 KiB to 4 MiB");
+  }
+  const Chunking chunking{shape_, chunk_, element_bytes_};
   Index expected = 1;
-  for (std::size_t axis = 0; axis < extents.size(); ++axis) {
-    chunk_.push_back(static_cast<Index>(extents[axis]));
-    const Index along = shape_[axis] / chunk_[axis] + (shape_[axis] % chunk_[axis] != 0 ? 1 : 0);
-    expected = product(std::array<Index, 2>{expected, along}, where_);
+  Index band = 1;  // chunks that hold one step along the axis that readers advance on: positions, rows
+  for (std::size_t axis = 0; axis < shape_.size(); ++axis) {
+    expected = product(std::array<Index, 2>{expected, chunking.along(axis)}, where_);
+    band *= axis == 1 ? 1 : chunking.along(axis);
   }
-  const Index chunk_bytes = product(chunk_, where_) * element_bytes_;
-  if (chunk_bytes > kLargestChunkBytes) {
-    refuse(where_, ": chunks of ", chunk_bytes, " bytes, expected at most ", kLargestChunkBytes,
-           "; write it again, contiguous or with chunks of 64 KiB to 4 MiB");
-  }
+  chunks_ =
+      ChunkReader(chunking, std::clamp<Index>(kLargestCacheBytes / chunk_bytes, 1, std::max<Index>(band, 1)));
   const Handle space(H5Dget_space(id_.get()));
   hsize_t found = 0;
   checked(H5Dget_num_chunks(id_.get(), space.get(), &found), where_, "count the chunks");
@@ -573,26 +636,6 @@ void Dataset::check_chunks(const File& file, hid_t properties) {
     refuse(where_, ": declares ", declared_bytes(), " bytes but stores ", stored_bytes_, " in a file of ",
            file.bytes(), "; it is damaged: copy or record it again");
   }
-}
-
-/// Opens the dataset again with a cache that holds one band of chunks across the axis that readers advance on
-/// (the second one: positions, rows), so that reading rows in order unpacks each chunk once.
-void Dataset::size_cache(hid_t parent, const std::string& name) {
-  std::vector<Index> along;
-  for (std::size_t axis = 0; axis < shape_.size(); ++axis) {
-    along.push_back(axis == 1 ? 1 : shape_[axis] / chunk_[axis] + (shape_[axis] % chunk_[axis] != 0 ? 1 : 0));
-  }
-  const Index chunk_bytes = product(chunk_, where_) * element_bytes_;
-  const Index chunks =
-      std::clamp<Index>(product(along, where_), 1, std::max<Index>(1, kLargestCacheBytes / chunk_bytes));
-  const Handle access(H5Pcreate(H5P_DATASET_ACCESS));
-  // The table of slots is a hash table: an odd number far above the number of chunks keeps them from
-  // colliding.
-  const auto slots = static_cast<std::size_t>(std::clamp<Index>(100 * chunks + 1, 521, 1'000'003));
-  H5Pset_chunk_cache(access.get(), slots, static_cast<std::size_t>(chunks * chunk_bytes), 1.0);
-  // A dataset that is open keeps its first cache, so it must be closed before.
-  id_ = Handle();
-  id_ = Handle(checked(H5Dopen2(parent, name.c_str(), access.get()), where_, "open the dataset"));
 }
 
 void Dataset::expect_shape(std::span<const Axis> axes) const {
@@ -610,32 +653,78 @@ void Dataset::expect_shape(std::span<const Axis> axes) const {
   }
 }
 
-std::vector<Index> Dataset::read_integers() const {
+/// A chunk as it is stored, which check_chunks() has found to be no larger than the file.
+StoredChunk Dataset::fetch(std::span<const Index> origin) const {
   const Guard guard;
-  std::vector<Index> values(static_cast<std::size_t>(elements()));
-  if (!values.empty()) {
-    checked(H5Dread(id_.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), where_,
-            "read it");
+  const std::vector<hsize_t> offset(origin.begin(), origin.end());
+  StoredChunk chunk;
+  haddr_t address = HADDR_UNDEF;
+  hsize_t bytes = 0;
+  checked(H5Dget_chunk_info_by_coord(id_.get(), offset.data(), &chunk.skipped, &address, &bytes), where_,
+          "find a chunk");
+  if (address == HADDR_UNDEF || static_cast<Index>(bytes) > stored_bytes_) {
+    refuse(where_, ": the chunk at ", origin, " is not stored; it is damaged: copy or record it again");
   }
+  chunk.bytes.resize(bytes);
+  std::uint32_t skipped = 0;
+  checked(H5Dread_chunk(id_.get(), H5P_DEFAULT, offset.data(), &skipped, chunk.bytes.data()), where_,
+          "read it");
+  return chunk;
+}
+
+/// A hyperslab in the stored type.
+void Dataset::read_codes(std::span<const Index> start, std::span<const Index> count,
+                         std::span<std::byte> out) const {
+  if (storage_ == Storage::chunked) {
+    return chunks_.read(start, count, out, [&](std::span<const Index> origin) {
+      return unpack(fetch(origin), filters_,
+                    static_cast<std::size_t>(product(chunk_, where_) * element_bytes_), where_);
+    });
+  }
+  const Guard guard;
+  const std::vector<hsize_t> from(start.begin(), start.end());
+  const std::vector<hsize_t> extent(count.begin(), count.end());
+  const hsize_t total = out.size() / static_cast<std::size_t>(element_bytes_);
+  const Handle file_space(checked(H5Dget_space(id_.get()), where_, "read the shape"));
+  const Handle memory_space(H5Screate_simple(1, &total, nullptr));
+  if (!shape_.empty()) {
+    checked(
+        H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, from.data(), nullptr, extent.data(), nullptr),
+        where_, "select rows");
+  }
+  checked(H5Dread(id_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, out.data()),
+          where_, "read it");
+}
+
+void Dataset::read_all_codes(std::span<std::byte> out) const {
+  if (!out.empty()) {
+    read_codes(std::vector<Index>(shape_.size(), 0), shape_, out);
+  }
+}
+
+/// Every element as one of this machine's numbers, which are at least as wide as the stored ones.
+template <typename Number>
+std::vector<Number> Dataset::read_as(hid_t number_type) const {
+  HAE_EXPECTS(element_bytes_ <= Index{sizeof(Number)});
+  std::vector<Number> values(static_cast<std::size_t>(elements()));
+  read_all_codes(std::as_writable_bytes(std::span(values)).first(static_cast<std::size_t>(declared_bytes())));
+  const Guard guard;
+  checked(H5Tconvert(type_.get(), number_type, values.size(), values.data(), nullptr, H5P_DEFAULT), where_,
+          "convert it");
   return values;
+}
+
+std::vector<Index> Dataset::read_integers() const {
+  return read_as<Index>(H5T_NATIVE_INT64);
 }
 
 std::vector<double> Dataset::read_reals() const {
-  const Guard guard;
-  std::vector<double> values(static_cast<std::size_t>(elements()));
-  if (!values.empty()) {
-    checked(H5Dread(id_.get(), H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()), where_,
-            "read it");
-  }
-  return values;
+  return read_as<double>(H5T_NATIVE_DOUBLE);
 }
 
 std::vector<std::string> Dataset::read_strings() const {
-  const Guard guard;
   std::string all(static_cast<std::size_t>(declared_bytes()), '\0');
-  if (!all.empty()) {
-    checked(H5Dread(id_.get(), type_.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, all.data()), where_, "read it");
-  }
+  read_all_codes(std::as_writable_bytes(std::span(all)));
   std::vector<std::string> values;
   const auto length = static_cast<std::size_t>(element_bytes_);
   for (std::size_t begin = 0; begin < all.size(); begin += length) {
@@ -685,20 +774,11 @@ void Dataset::read_mapped(std::span<const Index> start, std::span<const Index> c
 
 void Dataset::read_buffered(std::span<const Index> start, std::span<const Index> count,
                             std::span<float> out) const {
-  const Guard guard;
-  const std::vector<hsize_t> from(start.begin(), start.end());
-  const std::vector<hsize_t> extent(count.begin(), count.end());
-  const hsize_t total = out.size();
-  const Handle file_space(checked(H5Dget_space(id_.get()), where_, "read the shape"));
-  const Handle memory_space(H5Screate_simple(1, &total, nullptr));
-  checked(H5Sselect_hyperslab(file_space.get(), H5S_SELECT_SET, from.data(), nullptr, extent.data(), nullptr),
-          where_, "select rows");
   // Raw codes, in the file's own type: the library converts nothing. They go to the tail of `out`, where
   // decoding reads them before it overwrites them.
   const std::span<std::byte> memory = std::as_writable_bytes(out);
   const std::span<std::byte> codes = memory.last(out.size() * static_cast<std::size_t>(element_bytes_));
-  checked(H5Dread(id_.get(), type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, codes.data()),
-          where_, "read it");
+  read_codes(start, count, codes);
   decode(float_type_, swapped_, codes, out);
 }
 

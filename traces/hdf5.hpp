@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,10 +11,13 @@
 #include <vector>
 
 #include "sim/view.hpp"
+#include "traces/chunks.hpp"
 #include "traces/float16.hpp"
+#include "traces/isolated.hpp"
 
 // Private to this folder: the HDF5 C API behind owners, with every check that a file from elsewhere needs.
-// A path is walked one hard link at a time; a dataset is fully checked before one of its bytes is read.
+// A path is walked one hard link at a time; a dataset is fully checked before one of its bytes is read. The
+// library itself crashes on damaged metadata, so metadata is read in a child process first (File::walk).
 
 namespace hae::traces::hdf5 {
 
@@ -26,7 +28,7 @@ inline constexpr Index kLargestChunkBytes = Index{1} << 30;
 inline constexpr Index kLargestCacheBytes = Index{1} << 29;
 
 /// Held around every use of the library, which is not safe for threads: one lock a process. While it is held
-/// the library keeps its error stack to itself.
+/// the library keeps its error stack to itself. A thread may hold several.
 class Guard {
  public:
   Guard();
@@ -35,7 +37,6 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
 
  private:
-  std::unique_lock<std::recursive_mutex> lock_;
   H5E_auto2_t print_ = nullptr;
   void* print_data_ = nullptr;
 };
@@ -77,7 +78,7 @@ inline constexpr FloatFields kFloat64{8, 63, 52, 11, 1023, 0, 52};
 
 /// What a dataset is to hold.
 enum class Content {
-  integers,  ///< of any size and sign
+  integers,  ///< of at most 8 bytes, of either sign
   payload,   ///< float32, float16 or bfloat16
   reals,     ///< float32 or float64
   bytes,     ///< uint8
@@ -109,7 +110,7 @@ class Dataset {
   [[nodiscard]] bool swapped() const { return swapped_; }
   [[nodiscard]] FloatType float_type() const { return float_type_; }
   [[nodiscard]] const std::string& type_name() const { return type_name_; }
-  [[nodiscard]] const std::vector<std::string>& filters() const { return filters_; }
+  [[nodiscard]] const std::vector<Filter>& filters() const { return filters_; }
 
   /// Throws TraceError unless the shape is one of these axes.
   void expect_shape(std::span<const Axis> axes) const;
@@ -137,9 +138,14 @@ class Dataset {
   void check_filters(hid_t properties);
   void check_type(Content content);
   void read_shape();
+  void check_compact() const;
   void check_contiguous(const File& file);
   void check_chunks(const File& file, hid_t properties);
-  void size_cache(hid_t parent, const std::string& name);
+  [[nodiscard]] StoredChunk fetch(std::span<const Index> origin) const;
+  void read_codes(std::span<const Index> start, std::span<const Index> count, std::span<std::byte> out) const;
+  void read_all_codes(std::span<std::byte> out) const;
+  template <typename Number>
+  [[nodiscard]] std::vector<Number> read_as(hid_t number_type) const;
   void read_mapped(std::span<const Index> start, std::span<const Index> count, std::span<float> out) const;
   void read_buffered(std::span<const Index> start, std::span<const Index> count, std::span<float> out) const;
 
@@ -148,7 +154,8 @@ class Dataset {
   Handle type_;
   std::vector<Index> shape_;
   std::vector<Index> chunk_;
-  std::vector<std::string> filters_;
+  std::vector<Filter> filters_;
+  mutable ChunkReader chunks_;  // keeps the latest chunks
   Storage storage_ = Storage::contiguous;
   Index element_bytes_ = 0;
   Index stored_bytes_ = 0;
@@ -163,7 +170,7 @@ class Group {
  public:
   [[nodiscard]] const std::string& where() const { return where_; }
 
-  /// Whether a link of this name exists, of whatever kind.
+  /// Whether a link of this name exists, of whatever kind. throws TraceError when the library cannot tell
   [[nodiscard]] bool has(const std::string& name) const;
 
   /// How many links the group has.
@@ -193,7 +200,7 @@ class Group {
 };
 
 /// A file open for reading: its path, its lock, its map and the library's handle. Groups and datasets must
-/// not outlive it.
+/// not outlive it. The library sees the file when its metadata is first asked for.
 class File {
  public:
   /// lock: hold a shared lock while open. map: map the file into memory, if the system can.
@@ -205,18 +212,38 @@ class File {
   [[nodiscard]] std::string name() const { return path_.string(); }
   [[nodiscard]] Index bytes() const { return bytes_; }
   [[nodiscard]] std::span<const std::byte> map() const { return map_; }
+
+  /// `read(root)`, which reads metadata, first in a child process and, when it survives there, here.
+  template <typename Read>
+  auto walk(Read read) const {
+    const Guard guard;  // held over both, so that the library is in the same state
+    rehearse(read);
+    return read(root());
+  }
+
+  /// The first half of walk(): what has been read there can be read here later.
+  template <typename Read>
+  void rehearse(Read read) const {
+    const Guard guard;
+    traces::rehearse(name(), bytes_, [&] {
+      static_cast<void>(read(root()));
+      id_ = Handle();  // closing frees what a damaged file may have spoilt
+    });
+  }
+
+  /// The root group, for what a walk has met.
   [[nodiscard]] Group root() const;
 
  private:
   void open_descriptor(bool lock);
   void check_signature() const;
-  void open_library();
+  void open_library() const;
 
   std::filesystem::path path_;
   int descriptor_ = -1;
   Index bytes_ = 0;
   std::span<const std::byte> map_;
-  Handle id_;
+  mutable Handle id_;  // opened by the first walk
 };
 
 }  // namespace hae::traces::hdf5

@@ -310,18 +310,19 @@ void RunWriter::finish() {
 
 StoredRuns read_runs(const std::filesystem::path& path) {
   const hdf5::File file(path, true, false);
-  const Group root = file.root();
-  check_root(root, file.name());
-  StoredRuns stored;
-  stored.manifest = read_manifest(root);
-  for (const auto& [trace, sha256] : read_pairs(root, "trace_path", "trace_sha256")) {
-    stored.traces.push_back({trace, sha256});
-  }
-  const Group runs = root.group("runs");
-  for (Index index = 0; index < runs.members(); ++index) {
-    stored.runs.push_back(read_run(runs.group(six_digits(index)), stored.traces.size()));
-  }
-  return stored;
+  return file.walk([&](const Group& root) {
+    check_root(root, file.name());
+    StoredRuns stored;
+    stored.manifest = read_manifest(root);
+    for (const auto& [trace, sha256] : read_pairs(root, "trace_path", "trace_sha256")) {
+      stored.traces.push_back({trace, sha256});
+    }
+    const Group runs = root.group("runs");
+    for (Index index = 0; index < runs.members(); ++index) {
+      stored.runs.push_back(read_run(runs.group(six_digits(index)), stored.traces.size()));
+    }
+    return stored;
+  });
 }
 
 }  // namespace hae::traces

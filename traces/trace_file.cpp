@@ -353,20 +353,20 @@ class FileLayer final : public LayerPayload {
   std::vector<float> values_;
 };
 
-Group sequence_group(const hdf5::File& file, Index index) {
-  return file.root().group("sequences").group(six_digits(index));
+Group sequence_group(const Group& root, Index index) {
+  return root.group("sequences").group(six_digits(index));
 }
 
 class FileSequence final : public Sequence {
  public:
   FileSequence(std::shared_ptr<const hdf5::File> file, Index index)
-      : file_(std::move(file)), index_(index), info_(read_info(sequence_group(*file_, index))) {}
+      : file_(std::move(file)), index_(index), info_(read_info(sequence_group(file_->root(), index))) {}
 
   const SequenceInfo& info() const override { return info_; }
 
   std::unique_ptr<LayerPayload> layer(Index layer) override {
     HAE_EXPECTS(layer >= 0 && layer < info_.layers);
-    const Group group = layer_group(sequence_group(*file_, index_), layer);
+    const Group group = layer_group(sequence_group(file_->root(), index_), layer);
     return std::make_unique<FileLayer>(file_, info_, open_datasets(group, info_));
   }
 
@@ -399,20 +399,13 @@ void check_root(const Group& root, const std::string& file) {
   }
 }
 
-}  // namespace
-
-TraceFile::TraceFile(const std::filesystem::path& path, OpenOptions options)
-    : file_(std::make_shared<hdf5::File>(path, options.lock, options.memory_map)) {
-  const Group root = file_->root();
-  check_root(root, file_->name());
-  origin_ = {optional_string(root, "recorder"), optional_string(root, "libraries"),
-             optional_string(root, "command")};
-  const Group sequences = root.group("sequences");
+std::vector<std::string> read_sequence_names(const Group& sequences) {
   const Index count = sequences.members();
   if (count < 1 || count > kMostNumbered) {
     refuse(sequences.where(), ": found ", count, " sequences, expected 1 .. ", kMostNumbered,
            "; record it again");
   }
+  std::vector<std::string> names;
   std::set<std::string> seen;
   for (Index index = 0; index < count; ++index) {
     if (!sequences.has(six_digits(index))) {
@@ -420,37 +413,16 @@ TraceFile::TraceFile(const std::filesystem::path& path, OpenOptions options)
              ", expected 000000 and up without gaps; record it again");
     }
     const Group sequence = sequences.group(six_digits(index));
-    sequence_names_.push_back(sequence.string("name"));
-    if (!seen.insert(sequence_names_.back()).second) {
-      refuse(sequence.where(), ": its name ", in_quotes(sequence_names_.back()),
+    names.push_back(sequence.string("name"));
+    if (!seen.insert(names.back()).second) {
+      refuse(sequence.where(), ": its name ", in_quotes(names.back()),
              " is taken by another sequence, expected unique names; record it again");
     }
   }
+  return names;
 }
 
-TraceFile::~TraceFile() = default;
-
-Index TraceFile::sequences() const {
-  return static_cast<Index>(sequence_names_.size());
-}
-
-std::unique_ptr<Sequence> TraceFile::open(Index index) {
-  HAE_EXPECTS(index >= 0 && index < sequences());
-  return std::make_unique<FileSequence>(file_, index);
-}
-
-std::string TraceFile::name() const {
-  return file_->name();
-}
-
-Index TraceFile::bytes() const {
-  return file_->bytes();
-}
-
-SequenceDetails TraceFile::details(Index index) const {
-  HAE_EXPECTS(index >= 0 && index < sequences());
-  const Group group = sequence_group(*file_, index);
-  const Index tokens = read_info(group).tokens;
+SequenceDetails read_details(const Group& group, Index tokens) {
   SequenceDetails details;
   details.model = optional_string(group, "model");
   details.attention_implementation = optional_string(group, "attention_implementation");
@@ -477,8 +449,104 @@ SequenceDetails TraceFile::details(Index index) const {
   return details;
 }
 
+/// The image ids whose picture is stored, ascending.
+std::vector<Index> read_pictures(const Group& group, const SequenceInfo& info) {
+  if (!group.has("pictures")) {
+    return {};
+  }
+  const Group pictures = group.group("pictures");
+  const std::set<Index> images(info.image.begin(), info.image.end());
+  std::vector<Index> stored;
+  for (const Index image : images) {
+    if (image >= 0 && pictures.has(text(image))) {
+      const Dataset picture = pictures.dataset(text(image), Content::bytes);
+      const Axis height{"height", std::nullopt};
+      const Axis width{"width", std::nullopt};
+      if (picture.shape().size() == 2) {
+        picture.expect_shape(std::array{height, width});
+      } else {
+        picture.expect_shape(std::array{height, width, Axis{"channels", std::nullopt}});
+      }
+      stored.push_back(image);
+    }
+  }
+  return stored;
+}
+
+/// The frequencies of the rotary embedding, where there are any.
+std::optional<Dataset> open_frequencies(const Group& group) {
+  if (!group.has("rotary")) {
+    return std::nullopt;
+  }
+  return group.group("rotary").dataset("inverse_frequency", Content::reals);
+}
+
+/// Reads every piece of a sequence's metadata once. What is wrong with an optional piece is said to who asks
+/// for it.
+void read_all_metadata(const Group& group) {
+  const SequenceInfo info = read_info(group);
+  const auto attempt = [](auto read) {
+    try {
+      static_cast<void>(read());
+    } catch (const TraceError&) {
+    }
+  };
+  attempt([&] { return read_details(group, info.tokens); });
+  attempt([&] { return read_pictures(group, info); });
+  attempt([&] { return open_frequencies(group); });
+}
+
+}  // namespace
+
+TraceFile::TraceFile(const std::filesystem::path& path, OpenOptions options)
+    : file_(std::make_shared<hdf5::File>(path, options.lock, options.memory_map)) {
+  file_->walk([&](const Group& root) {
+    check_root(root, file_->name());
+    origin_ = {optional_string(root, "recorder"), optional_string(root, "libraries"),
+               optional_string(root, "command")};
+    sequence_names_ = read_sequence_names(root.group("sequences"));
+  });
+  met_.resize(sequence_names_.size());
+}
+
+TraceFile::~TraceFile() = default;
+
+Index TraceFile::sequences() const {
+  return static_cast<Index>(sequence_names_.size());
+}
+
+/// Every public call on a sequence begins here.
+void TraceFile::meet(Index index) const {
+  HAE_EXPECTS(index >= 0 && index < sequences());
+  const hdf5::Guard guard;
+  if (!met_[static_cast<std::size_t>(index)]) {
+    file_->rehearse([&](const Group& root) { read_all_metadata(sequence_group(root, index)); });
+    met_[static_cast<std::size_t>(index)] = true;
+  }
+}
+
+std::unique_ptr<Sequence> TraceFile::open(Index index) {
+  meet(index);
+  return std::make_unique<FileSequence>(file_, index);
+}
+
+std::string TraceFile::name() const {
+  return file_->name();
+}
+
+Index TraceFile::bytes() const {
+  return file_->bytes();
+}
+
+SequenceDetails TraceFile::details(Index index) const {
+  meet(index);
+  const Group group = sequence_group(file_->root(), index);
+  return read_details(group, read_info(group).tokens);
+}
+
 std::vector<std::string> TraceFile::optional_violations(Index index) const {
-  const Group group = sequence_group(*file_, index);
+  meet(index);
+  const Group group = sequence_group(file_->root(), index);
   const SequenceInfo info = read_info(group);
   const SequenceDetails details = this->details(index);
   std::vector<std::string> violations;
@@ -510,9 +578,8 @@ std::vector<std::string> TraceFile::optional_violations(Index index) const {
     const Dataset similarity = group.dataset("embedding_similarity", Content::reals);
     expect_finite(similarity, similarity.read_reals());
   }
-  if (group.has("rotary")) {
-    const Dataset frequency = group.group("rotary").dataset("inverse_frequency", Content::reals);
-    expect_finite(frequency, frequency.read_reals());
+  if (const std::optional<Dataset> frequencies = open_frequencies(group)) {
+    expect_finite(*frequencies, frequencies->read_reals());
   }
   for (Index layer = 0; layer < info.layers; ++layer) {
     const LayerDatasets datasets = open_datasets(group.group("layers").group(six_digits(layer)), info);
@@ -533,39 +600,23 @@ std::vector<std::string> TraceFile::optional_violations(Index index) const {
 }
 
 std::vector<Index> TraceFile::pictures(Index index) const {
-  HAE_EXPECTS(index >= 0 && index < sequences());
-  const Group group = sequence_group(*file_, index);
-  if (!group.has("pictures")) {
-    return {};
-  }
-  const Group pictures = group.group("pictures");
-  const SequenceInfo info = read_info(group);
-  const std::set<Index> images(info.image.begin(), info.image.end());
-  std::vector<Index> stored;
-  for (const Index image : images) {
-    if (image >= 0 && pictures.has(text(image))) {
-      const Dataset picture = pictures.dataset(text(image), Content::bytes);
-      const Axis height{"height", std::nullopt};
-      const Axis width{"width", std::nullopt};
-      if (picture.shape().size() == 2) {
-        picture.expect_shape(std::array{height, width});
-      } else {
-        picture.expect_shape(std::array{height, width, Axis{"channels", std::nullopt}});
-      }
-      stored.push_back(image);
-    }
-  }
-  return stored;
+  meet(index);
+  const Group group = sequence_group(file_->root(), index);
+  return read_pictures(group, read_info(group));
 }
 
 std::vector<StoredDataset> TraceFile::datasets(Index index) const {
-  HAE_EXPECTS(index >= 0 && index < sequences());
-  const Group group = sequence_group(*file_, index);
+  meet(index);
+  const Group group = sequence_group(file_->root(), index);
   const SequenceInfo info = read_info(group);
   std::vector<StoredDataset> stored;
   const auto add = [&](const Dataset& dataset) {
+    std::vector<std::string> filters;
+    for (const Filter& filter : dataset.filters()) {
+      filters.emplace_back(name_of(filter.kind));
+    }
     stored.push_back({dataset.where().substr(group.where().size() + 1), dataset.type_name(), dataset.shape(),
-                      dataset.chunk(), dataset.filters(), dataset.declared_bytes(), dataset.stored_bytes()});
+                      dataset.chunk(), filters, dataset.declared_bytes(), dataset.stored_bytes()});
   };
   for (const char* name : {"modality", "image", "frame", "patch", "position", "token_id", "window",
                            "bidirectional", "prompt_rows"}) {

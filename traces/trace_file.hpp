@@ -42,6 +42,10 @@ struct StoredDataset {
 /// while it is mapped ends the process with SIGBUS, as with any mapped file: `memory_map = false` reads
 /// through the library.
 ///
+/// HDF5 crashes on some damaged files, so the metadata of the file and of each sequence is read in a child
+/// process before it is read here (FORMAT.md, "Limits"): `fork` must be allowed, and SIGCHLD may reach the
+/// host. A file that does not survive that is refused as damaged.
+///
 /// Objects may be used from several threads, one thread an object. A sequence keeps its file open.
 ///
 /// throws TraceError  `FILE:/dataset: what was found, what was expected; what to do`
@@ -71,9 +75,12 @@ class TraceFile final : public TraceSource {
   [[nodiscard]] std::vector<Index> pictures(Index index) const;
 
  private:
+  void meet(Index index) const;
+
   std::shared_ptr<const hdf5::File> file_;
   TraceOrigin origin_;
   std::vector<std::string> sequence_names_;
+  mutable std::vector<bool> met_;  // [sequence] everything of it has been read in a child process
 };
 
 }  // namespace hae::traces
