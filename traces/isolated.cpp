@@ -78,7 +78,7 @@ class BlockedSignals {
 };
 
 Index seconds_for(Index file_bytes) {
-  return 5 + std::min<Index>(file_bytes >> 20, 600);
+  return 2 + std::min<Index>(file_bytes >> 20, 600);
 }
 
 /// Sets the soft limit, at most the hard one.

@@ -17,7 +17,7 @@ inline constexpr Index kMetadataBytes = Index{1} << 30;
 /// lost.
 ///
 /// The child may take kMetadataBytes of memory on top of what this process has (not under the address
-/// sanitizer, whose shadow needs terabytes of addresses) and 5 s of processor time, 1 s more a MiB of
+/// sanitizer, whose shadow needs terabytes of addresses) and 2 s of processor time, 1 s more a MiB of
 /// `file_bytes`. It prints nothing and leaves no core file. It holds copies of all locks: locks that `work`
 /// takes must be held by the caller or be used by no other thread.
 ///

@@ -515,14 +515,36 @@ Index TraceFile::sequences() const {
   return static_cast<Index>(sequence_names_.size());
 }
 
-/// Every public call on a sequence begins here.
+/// Reads all metadata of these sequences in a child process.
+void TraceFile::rehearse(Range sequences) const {
+  file_->rehearse([&](const Group& root) {
+    for (Index index = sequences.begin; index < sequences.end; ++index) {
+      read_all_metadata(sequence_group(root, index));
+    }
+  });
+  std::fill(met_.begin() + sequences.begin, met_.begin() + sequences.end, true);
+}
+
+/// Every public call on a sequence begins here. A child costs more than a small sequence does, so children
+/// read twice as many sequences each time; one that fails tells nothing about the sequence that was asked
+/// for, which gets a child of its own.
 void TraceFile::meet(Index index) const {
   HAE_EXPECTS(index >= 0 && index < sequences());
   const hdf5::Guard guard;
-  if (!met_[static_cast<std::size_t>(index)]) {
-    file_->rehearse([&](const Group& root) { read_all_metadata(sequence_group(root, index)); });
-    met_[static_cast<std::size_t>(index)] = true;
+  if (met_[static_cast<std::size_t>(index)]) {
+    return;
   }
+  if (batch_ > 1) {
+    try {
+      rehearse({index, std::min(index + batch_, sequences())});
+      batch_ *= 2;
+      return;
+    } catch (const TraceError&) {
+      batch_ = 1;
+    }
+  }
+  rehearse({index, index + 1});
+  batch_ *= 2;
 }
 
 std::unique_ptr<Sequence> TraceFile::open(Index index) {

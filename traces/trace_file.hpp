@@ -76,11 +76,13 @@ class TraceFile final : public TraceSource {
 
  private:
   void meet(Index index) const;
+  void rehearse(Range sequences) const;
 
   std::shared_ptr<const hdf5::File> file_;
   TraceOrigin origin_;
   std::vector<std::string> sequence_names_;
-  mutable std::vector<bool> met_;  // [sequence] everything of it has been read in a child process
+  mutable std::vector<bool> met_;  // [sequence] all its metadata has been read in a child process
+  mutable Index batch_ = 1;        // how many sequences the next child reads
 };
 
 }  // namespace hae::traces
