@@ -85,11 +85,9 @@ TEST_P(EveryByte, OfATraceChangedIsRefusedOrRead) {
 TEST_P(EveryByte, OfARunFileChangedIsRefusedOrRead) {
   const Scratch scratch;
   StoredRun run;
-  run.sequence = "tiny";
-  run.policy = "full";
-  run.options = {{"budget", "8"}};
+  run.identity = {0, 0, "tiny", "full", {{"budget", "8"}}};
   run.log.entries = {{0, 0, kLayerLane, 1, false, 0.5, std::nullopt, std::nullopt}};
-  write_runs(scratch / "run.h5", {"trace.h5", std::string(64, 'a'), {run}});
+  write_runs(scratch / "run.h5", {"{}", {{"trace.h5", std::string(64, 'a')}}, {run}});
   const Outcomes outcomes = flip_bytes(scratch / "run.h5", GetParam(), 2 * kShards,
                                        [&] { static_cast<void>(read_runs(scratch / "run.h5")); });
   EXPECT_GT(outcomes.read, 0);

@@ -16,6 +16,7 @@
 
 #include "sim/trace.hpp"
 #include "traces/details.hpp"
+#include "traces/run_file.hpp"
 #include "traces/trace_file.hpp"
 #include "traces/trace_writer.hpp"
 
@@ -47,6 +48,18 @@ inline std::string read_bytes(const std::filesystem::path& path) {
 
 inline void write_bytes(const std::filesystem::path& path, std::string_view bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+/// Runs with nothing measured.
+inline void write_runs(const std::filesystem::path& path, const StoredRuns& stored) {
+  RunWriter writer(path, stored.manifest, stored.traces);
+  for (const StoredRun& run : stored.runs) {
+    RunResult result;
+    result.lanes = run.lanes;
+    result.log = run.log;
+    writer.add(run.identity, result);
+  }
+  writer.finish();
 }
 
 /// 2 layers, 4 query heads, 2 KV heads of 4 dimensions, 6 tokens, 4 of them prompt, an image at 1 and 2.

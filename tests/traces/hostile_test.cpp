@@ -475,9 +475,9 @@ TEST(Hostile, ARunFileIsReadAsWarily) {
   const std::filesystem::path path = scratch / "run.h5";
   const auto message_after = [&](const Change& change) -> std::string {
     StoredRun run;
-    run.options = {{"budget", "8"}};
+    run.identity.options = {{"budget", "8"}};
     run.log.entries = {{0, 0, kLayerLane, 1, false, 0.5, std::nullopt, std::nullopt}};
-    write_runs(path, {"trace.h5", "", {run}});
+    write_runs(path, {"{}", {{"trace.h5", ""}}, {run}});
     change(*std::make_unique<RawFile>(path));
     try {
       (void)read_runs(path);
@@ -489,7 +489,8 @@ TEST(Hostile, ARunFileIsReadAsWarily) {
   EXPECT_EQ(message_after([](RawFile&) {}), "");
   const std::string run = "/runs/000000";
   for (const std::string& part :
-       {std::string("/runs"), run, run + "/log", run + "/log/token", run + "/pending", run + "/option_key"}) {
+       {std::string("/runs"), run, run + "/log", run + "/log/token", run + "/pending", run + "/option_key",
+        std::string("/manifest"), std::string("/trace_path")}) {
     const auto soft = [&](RawFile& raw) {
       H5Lmove(raw.id(), part.c_str(), raw.id(), "/elsewhere", H5P_DEFAULT, H5P_DEFAULT);
       H5Lcreate_soft("/elsewhere", raw.id(), part.c_str(), H5P_DEFAULT, H5P_DEFAULT);

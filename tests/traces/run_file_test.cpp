@@ -26,17 +26,6 @@ StoredRuns two_runs() {
           {first, second}};
 }
 
-void write_runs(const std::filesystem::path& path, const StoredRuns& stored) {
-  RunWriter writer(path, stored.manifest, stored.traces);
-  for (const StoredRun& run : stored.runs) {
-    RunResult result;
-    result.lanes = run.lanes;
-    result.log = run.log;
-    writer.add(run.identity, result);
-  }
-  writer.finish();
-}
-
 void expect_spoilt(const std::function<void(RawFile&)>& spoil, const std::vector<std::string>& words) {
   const Scratch scratch;
   const std::filesystem::path path = scratch / "run.h5";
