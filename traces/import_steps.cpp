@@ -41,14 +41,15 @@ std::vector<Index> image_of_each_token(std::vector<Range> images, Index tokens) 
 }  // namespace
 
 void check_limits(const SequenceInfo& info, const std::string& where) {
-  if (info.layers < 1 || info.layers > kMostNumbered) {
-    refuse(where, ": has ", info.layers, " layers, expected 1 .. ", kMostNumbered, "; save it again");
-  }
-  if (info.query_heads > kMostHeads || info.kv_heads > kMostHeads ||
-      info.head_dim.value_or(1) > kMostDimensions || info.tokens > kMostTokens) {
-    refuse(where, ": exceeds ", kMostHeads, " heads, head_dim ", kMostDimensions, " or ", kMostTokens,
-           " tokens; save a part of it");
-  }
+  const auto expect = [&](const char* what, Index value, Index most) {
+    if (value < 1 || value > most) {
+      refuse(where, ": has ", value, " ", what, ", expected 1 .. ", most, "; save it again, or a part of it");
+    }
+  };
+  expect("layers", info.layers, kMostNumbered);
+  expect("query heads", info.query_heads, kMostHeads);
+  expect("tokens", info.tokens, kMostTokens);
+  expect("dimensions of a head", info.head_dim.value_or(1), kMostDimensions);
 }
 
 double default_scale(const SequenceInfo& info) {

@@ -19,8 +19,8 @@ inline std::string six_digits(Index number) {
 /// The most layers or sequences that six digits can name.
 inline constexpr Index kMostNumbered = 1'000'000;
 
-/// The most tokens of a sequence: T * T still fits 64 bits with room to spare.
-inline constexpr Index kMostTokens = Index{1} << 31;
+/// The most tokens of a sequence: a list with a number for each takes 128 MiB, and T * T fits 64 bits.
+inline constexpr Index kMostTokens = Index{1} << 24;
 
 /// The most heads and the largest head: a trace that declares more without storing them must not cost memory.
 inline constexpr Index kMostHeads = Index{1} << 16;

@@ -11,6 +11,7 @@
 
 #include "sim/trace.hpp"
 #include "traces/import_steps.hpp"
+#include "traces/isolated.hpp"
 #include "traces/message.hpp"
 #include "traces/npz_archive.hpp"
 #include "traces/trace_writer.hpp"
@@ -133,6 +134,8 @@ class Importer {
     } else {
       read_qkv_shape();
     }
+    check_limits(info_,
+                 archive_.name());  // Lists per token and per layer are made by these, so they come first.
     read_prompt();
     read_images();
     read_masks();
@@ -242,6 +245,9 @@ class Importer {
     info_.element_bytes = bytes_of(type_);
   }
 
+  /// The most bytes of a list of integers or tokens.
+  [[nodiscard]] Index list_bytes() const { return std::min(options_.largest_array_bytes, kMetadataBytes); }
+
   [[nodiscard]] std::vector<Index> integers(const std::string& array) const {
     NpyReader reader = archive_.open(array);
     const NpyHeader header = reader.header();
@@ -249,7 +255,7 @@ class Importer {
       refuse(reader.where(), ": found ", header.type_name(),
              ", expected integers; save it with .astype('int64')");
     }
-    const std::vector<std::byte> items = read_whole(reader, options_.largest_array_bytes);
+    const std::vector<std::byte> items = read_whole(reader, list_bytes());
     std::vector<Index> values;
     for (std::size_t at = 0; at < items.size(); at += static_cast<std::size_t>(header.item_bytes)) {
       const std::uint64_t bits = load_unsigned(items.data() + at, header.item_bytes, header.swapped);
@@ -306,7 +312,7 @@ class Importer {
 
   void read_prompt() {
     info_.prompt = integer("prompt");
-    if (info_.tokens < 1 || info_.prompt < 1 || info_.prompt > info_.tokens) {
+    if (info_.prompt < 1 || info_.prompt > info_.tokens) {
       refuse(archive_.name(), ":/prompt: found ", info_.prompt, ", expected 1 .. ", info_.tokens,
              " (the tokens of the arrays); save the number of prompt tokens");
     }
@@ -356,7 +362,6 @@ class Importer {
   }
 
   void read_masks() {
-    check_limits(info_, archive_.name());
     info_.masks.resize(static_cast<std::size_t>(info_.layers));
     if (archive_.has("window")) {
       const std::vector<Index> windows = integers("window", info_.layers, "layers");
@@ -379,7 +384,7 @@ class Importer {
       refuse(reader.where(), ": found shape ", header.shape, ", expected [tokens] = [", info_.tokens,
              "]; save one string a token");
     }
-    const std::vector<std::byte> items = read_whole(reader, options_.largest_array_bytes);
+    const std::vector<std::byte> items = read_whole(reader, list_bytes());
     for (Index token = 0; token < info_.tokens; ++token) {
       const std::byte* item = items.data() + token * header.item_bytes;
       details_.token.push_back(header.kind == 'U' ? from_ucs4(item, header) : from_bytes(item, header));

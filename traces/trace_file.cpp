@@ -132,6 +132,9 @@ SequenceInfo read_attributes(const Group& group) {
 
 // ---- payload
 
+/// The most bytes of keys or values of one layer, as float32, that are copied out of chunks.
+constexpr Index kLargestCopyBytes = Index{8} << 30;
+
 Axis rows_axis(const SequenceInfo& info) {
   return {"rows", static_cast<Index>(info.prompt_rows.size())};
 }
@@ -153,6 +156,14 @@ std::optional<Dataset> open_payload(const Group& layer, const char* name, std::s
   return dataset;
 }
 
+/// Keys and values that are packed in chunks are copied as a whole.
+void check_copy(const Dataset& dataset) {
+  if (dataset.storage() == hdf5::Storage::chunked && dataset.elements() > kLargestCopyBytes / 4) {
+    refuse(dataset.where(), ": has ", dataset.elements(), " elements in chunks, expected at most ",
+           kLargestCopyBytes / 4, "; write it contiguous");
+  }
+}
+
 LayerDatasets open_datasets(const Group& layer, const SequenceInfo& info) {
   const std::array<Axis, 3> queries{
       {{"query_heads", info.query_heads}, {"tokens", info.tokens}, {"head_dim", info.head_dim}}};
@@ -162,6 +173,7 @@ LayerDatasets open_datasets(const Group& layer, const SequenceInfo& info) {
   if (info.payload == Payload::qkv) {
     open.q = open_payload(layer, "q", queries);
     open.k = open_payload(layer, "k", keys);
+    check_copy(*open.k);
     if (layer.has("q_unrotated")) {
       open.q_unrotated = open_payload(layer, "q_unrotated", queries);
     }
@@ -177,6 +189,7 @@ LayerDatasets open_datasets(const Group& layer, const SequenceInfo& info) {
   }
   if (info.payload == Payload::qkv || layer.has("v")) {
     open.v = open_payload(layer, "v", keys);
+    check_copy(*open.v);
   }
   return open;
 }

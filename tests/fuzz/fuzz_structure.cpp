@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -204,6 +206,10 @@ struct Plan {
   const void* values = nullptr;
 };
 
+hssize_t elements_of(const Shape& shape) {
+  return static_cast<hssize_t>(std::accumulate(shape.begin(), shape.end(), hsize_t{1}, std::multiplies<>()));
+}
+
 void put_dataset(Choices& choose, hid_t file, const std::string& path, const Plan& plan) {
   if (choose.hostile() && put_hostile_link(choose, file, path)) {
     return;
@@ -218,7 +224,7 @@ void put_dataset(Choices& choose, hid_t file, const std::string& path, const Pla
   if (dataset >= 0) {
     if (!choose.hostile()) {
       const bool as_planned = plan.values != nullptr && H5Tequal(type, plan.type) > 0 &&
-                              H5Sget_simple_extent_npoints(space) <= 32;
+                              H5Sget_simple_extent_npoints(space) <= elements_of(plan.shape);
       as_planned ? static_cast<void>(H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, plan.values))
                  : fill(choose, dataset, type, space);
     }
@@ -244,7 +250,7 @@ void put_attribute(Choices& choose, hid_t object, const char* name, hid_t valid_
   const hid_t type = hostile_type(choose);
   const hid_t space = choose.below(2) == 0 ? H5Screate(H5S_SCALAR) : hostile_space(choose);
   const hssize_t elements = H5Sget_simple_extent_npoints(space);
-  if (elements >= 0 && elements * static_cast<hssize_t>(H5Tget_size(type)) < 65536) {
+  if (elements >= 0 && elements < 4096 && elements * static_cast<hssize_t>(H5Tget_size(type)) < 65536) {
     const hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
     if (attribute >= 0 && H5Tdetect_class(type, H5T_VLEN) == 0 && H5Tis_variable_str(type) == 0) {
       std::vector<std::uint8_t> bytes(static_cast<std::size_t>(elements) * H5Tget_size(type) + 1);

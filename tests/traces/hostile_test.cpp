@@ -435,26 +435,35 @@ TEST(Hostile, AnOddNumberOfPackedBytesReads) {
             (std::vector<Index>{-1, 3, 3, -1, -1, -1}));
 }
 
-TEST(Hostile, TokensByTheMillionInAFewBytesMeetTheLimitOfMemory) {
-  // 2^28 tokens of one byte each, deflated to 256 KiB: 2 GiB as numbers of 8 bytes.
-  expect_changed_refused(
-      [](RawFile& raw) {
-        const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
-        const hsize_t tokens = hsize_t{1} << 28;
-        H5Pset_chunk(properties, 1, &tokens);
-        H5Pset_deflate(properties, 9);
-        for (const char* name : {"/modality", "/image"}) {
-          raw.replace(kSequence + name, H5T_NATIVE_SCHAR, {tokens}, nullptr, properties);
-          const std::string chunk = zlib_compressed(std::string(tokens, '\0'));
-          const hid_t dataset = H5Dopen2(raw.id(), (kSequence + name).c_str(), H5P_DEFAULT);
-          const hsize_t origin = 0;
-          EXPECT_GE(H5Dwrite_chunk(dataset, H5P_DEFAULT, 0, &origin, chunk.size(), chunk.data()), 0);
-          H5Dclose(dataset);
-        }
-        H5Pclose(properties);
-        raw.set_attribute(kSequence, "tokens", static_cast<Index>(tokens));
-      },
-      {"its metadata asks for more than 1073741824 bytes of memory"});
+/// Replaces a dataset by one of a single chunk, `bytes` of it stored.
+void replace_by_one_chunk(RawFile& raw, const std::string& path, hid_t type,
+                          const std::vector<hsize_t>& shape, const std::string& bytes) {
+  const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+  H5Pset_chunk(properties, static_cast<int>(shape.size()), shape.data());
+  H5Pset_deflate(properties, 9);
+  raw.replace(path, type, shape, nullptr, properties);
+  H5Pclose(properties);
+  const hid_t dataset = H5Dopen2(raw.id(), path.c_str(), H5P_DEFAULT);
+  const std::vector<hsize_t> origin(shape.size(), 0);
+  EXPECT_GE(H5Dwrite_chunk(dataset, H5P_DEFAULT, 0, origin.data(), bytes.size(), bytes.data()), 0);
+  H5Dclose(dataset);
+}
+
+TEST(Hostile, AFewBytesThatUnpackToMuchMetadataMeetTheLimitOfMemory) {
+  // 6 tokens of n axes, one byte each, as numbers of 8 bytes: 48 n. 2^25 n are 1.5 GiB, 2^20 are 48 MiB.
+  const auto positions = [](hsize_t axes) {
+    return [axes](RawFile& raw) {
+      replace_by_one_chunk(raw, kSequence + "/position", H5T_NATIVE_SCHAR, {6, axes},
+                           zlib_compressed(std::string(6 * axes, '\0')));
+    };
+  };
+  expect_changed_accepted(positions(1 << 20));
+  expect_changed_refused(positions(1 << 25), {"its metadata asks for more than 1073741824 bytes of memory"});
+}
+
+TEST(Hostile, DeclaredTokensMeetTheirOwnLimit) {
+  expect_changed_refused([](RawFile& raw) { raw.set_attribute(kSequence, "tokens", (Index{1} << 24) + 1); },
+                         {"tokens is 16777217, expected 1 .. 16777216"});
 }
 
 TEST(Hostile, ATraceBehindAUserBlockReads) {

@@ -77,6 +77,8 @@ struct Entry {
   bool deflate = false;
   std::optional<std::uint32_t> declared_size = std::nullopt;
   std::optional<int> method = std::nullopt;
+  int flags = 0;
+  std::optional<std::uint64_t> zip64_size = std::nullopt;  ///< declared in an extra field of 64 bits
 };
 
 std::string zip(const std::vector<Entry>& entries) {
@@ -84,15 +86,21 @@ std::string zip(const std::vector<Entry>& entries) {
   std::string directory;
   for (const Entry& entry : entries) {
     const std::string stored = entry.deflate ? deflated(entry.content) : entry.content;
+    const std::uint64_t size = entry.declared_size.value_or(static_cast<std::uint32_t>(entry.content.size()));
+    // Extra field 1 holds the sizes when the fields of 32 bits say FFFFFFFF.
+    const std::string extra = entry.zip64_size ? little(1, 2) + little(16, 2) + little(*entry.zip64_size, 8) +
+                                                     little(stored.size(), 8)
+                                               : "";
+    const std::string sizes =
+        entry.zip64_size ? std::string(8, '\xFF') : little(stored.size(), 4) + little(size, 4);
     const std::string fields =
-        little(20, 2) + little(0, 2) +
+        little(entry.zip64_size ? 45 : 20, 2) + little(static_cast<std::uint64_t>(entry.flags), 2) +
         little(static_cast<std::uint64_t>(entry.method.value_or(entry.deflate ? 8 : 0)), 2) + little(0, 2) +
-        little(33, 2) + little(crc32(entry.content), 4) + little(stored.size(), 4) +
-        little(entry.declared_size.value_or(static_cast<std::uint32_t>(entry.content.size())), 4) +
-        little(entry.name.size(), 2) + little(0, 2);
-    directory += "PK\1\2" + little(20, 2) + fields + little(0, 2) + little(0, 2) + little(0, 2) +
-                 little(0, 4) + little(file.size(), 4) + entry.name;
-    file += "PK\3\4" + fields + entry.name + stored;
+        little(33, 2) + little(crc32(entry.content), 4) + sizes + little(entry.name.size(), 2) +
+        little(extra.size(), 2);
+    directory += "PK\1\2" + little(45, 2) + fields + little(0, 2) + little(0, 2) + little(0, 2) +
+                 little(0, 4) + little(file.size(), 4) + entry.name + extra;
+    file += "PK\3\4" + fields + entry.name + extra + stored;
   }
   const std::string end = std::string("PK\5\6") + little(0, 2) + little(0, 2) + little(entries.size(), 2) +
                           little(entries.size(), 2) + little(directory.size(), 4) + little(file.size(), 4) +
@@ -488,6 +496,50 @@ TEST(NpzRefuses, SizesThatAreOnlyDeclared) {
                         {"/k: declares 4294967040 bytes but stores"});
   expect_import_refused(with(qkv_entries(), {"k.npy", k, false, std::nullopt, 14}),
                         {"/k: compressed by zip method 14"});
+}
+
+TEST(NpzRefuses, SizesOf64BitsThatLie) {
+  const std::string k = npy("<f4", {1, 1, 3, 2}, bytes_of(counting(6, 100)));
+  const auto declaring = [&](std::uint64_t size) {
+    Entry entry{"k.npy", k};
+    entry.zip64_size = size;
+    return with(qkv_entries(), entry);
+  };
+  EXPECT_EQ(Imported(declaring(k.size())).keys(), counting(6, 100));
+  expect_import_refused(declaring(std::uint64_t{1} << 60),
+                        {"/k: declares 1152921504606846976 bytes but stores"});
+}
+
+TEST(NpzRefuses, StreamsLongerThanTheyDeclare) {
+  const std::string k = npy("<f4", {1, 1, 3, 2}, bytes_of(counting(6, 100)));
+  Entry bomb{"k.npy", k + std::string(1 << 26, '\0'), true};
+  bomb.declared_size = static_cast<std::uint32_t>(k.size());
+  expect_import_refused(with(qkv_entries(), bomb), {"/k:"});
+}
+
+TEST(NpzRefuses, ListsByTheGigabyteThatNoBytesStandFor) {
+  // An array of no bytes may have any extents: 2^40 tokens of heads without dimensions.
+  const Index tokens = Index{1} << 40;
+  const std::string empty = npy("<f4", {1, 1, tokens, 0}, "");
+  const std::vector<Entry> entries{{"q.npy", empty}, {"k.npy", empty}, {"v.npy", empty}, prompt(1 << 30)};
+  expect_import_refused(entries, {"has 1099511627776 tokens, expected 1 .. 16777216"});
+  const std::string no_layers = npy("<f4", {0, 1, 3, 2}, "");
+  expect_import_refused({{"q.npy", no_layers}, {"k.npy", no_layers}, {"v.npy", no_layers}, prompt()},
+                        {"has 0 layers"});
+}
+
+TEST(NpzRefuses, EncryptedArrays) {
+  Entry entry = qkv_entries()[1];
+  entry.flags = 1;
+  expect_import_refused(with(qkv_entries(), entry), {"/k: encrypted"});
+}
+
+TEST(NpzRefuses, NamesThatLeadOutOfTheArchive) {
+  for (const char* name : {"../q", "/etc/q", "q/../../q", "a/q"}) {
+    std::vector<Entry> entries = qkv_entries();
+    entries.push_back({std::string(name) + ".npy", entries[0].content});
+    expect_import_refused(entries, {std::string("holds '") + name + "', which an archive"});
+  }
 }
 
 TEST(NpzRefuses, WhatDoesNotFitTheLimitInMemory) {
