@@ -43,17 +43,34 @@ ScratchFile::~ScratchFile() {
 }
 
 void expect_sound(const std::function<void()>& read) {
-  try {
-    read();
-  } catch (const TraceError& error) {
+  const auto expect_one_line = [](const std::exception& error) {
     if (!is_one_line(error.what())) {
       fail("an error of several lines", error.what());
     }
+  };
+  try {
+    read();
+  } catch (const TraceError& error) {
+    expect_one_line(error);
+  } catch (const ConfigError& error) {
+    expect_one_line(error);
   } catch (const std::exception& error) {
-    fail("another exception than TraceError", error.what());
+    fail("another exception than TraceError and ConfigError", error.what());
   }
   if (const std::string report = report_of_child(); !report.empty()) {
     fail("our own code failed in a child process", report);
+  }
+}
+
+void expect_sound_import(const std::function<void(const std::filesystem::path& to)>& import) {
+  const ScratchFile to("out.h5");
+  bool imported = false;
+  expect_sound([&] {
+    import(to.path());
+    imported = true;
+  });
+  if (imported && read_trace(to.path()) != 0) {
+    fail("the importer wrote a trace that does not pass its check", to.path().string());
   }
 }
 

@@ -29,10 +29,13 @@ class ScratchFile {
   std::filesystem::path path_;
 };
 
-/// Runs `read`, which is to end or to throw a TraceError that says one line. Ends the process on any other
-/// exception, on a message of several lines, and when our own code failed in a child process that the
-/// library took for a crash of HDF5.
+/// Runs `read`, which is to end or to throw a TraceError or ConfigError that says one line. Ends the process
+/// on any other exception, on a message of several lines, and when our own code failed in a child process
+/// that the library took for a crash of HDF5.
 void expect_sound(const std::function<void()>& read);
+
+/// Runs an importer under expect_sound(); a trace that it wrote must pass its check.
+void expect_sound_import(const std::function<void(const std::filesystem::path& to)>& import);
 
 /// Opens a trace and reads everything it holds. Returns how many of its numbers are wrong.
 Index read_trace(const std::filesystem::path& path);
