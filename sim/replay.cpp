@@ -146,8 +146,8 @@ class SequenceReplay {
         run.result.prefill = Series(info_.layers, info_.query_heads, info_.prompt);
       }
     }
-    const bool measures = groups.size() > 1 || !groups.begin()->first.empty();
-    RowMeter meter(info_, measures ? finite_values(*payload, layer) : View<const float, 3>{});
+    // Also where nothing will be measured: what is an error does not depend on the policies.
+    RowMeter meter(info_, finite_values(*payload, layer));
     LayerWeights weights(info_, layer, info_.prompt, *payload, options_.nan, where_);
     const auto stored_rows = static_cast<Index>(info_.prompt_rows.size());
     WeightBlock block;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "sim/row_kernels.hpp"
 #include "sim/row_rule.hpp"
@@ -35,6 +36,7 @@ void LayerWeights::prompt(Range rows, WeightBlock& block) {
   begin(block);
   if (info_.payload == Payload::qkv) {
     recompute({block.queries.front(), block.queries.back() + 1}, block);
+    throw_if_rejected();
     return;
   }
   staging_.resize(static_cast<std::size_t>(info_.query_heads * rows.size() * info_.prompt));
@@ -48,6 +50,7 @@ void LayerWeights::prompt(Range rows, WeightBlock& block) {
       finish_row(block, h, r);
     }
   }
+  throw_if_rejected();
 }
 
 void LayerWeights::decode(Range steps, WeightBlock& block) {
@@ -58,6 +61,7 @@ void LayerWeights::decode(Range steps, WeightBlock& block) {
   begin(block);
   if (info_.payload == Payload::qkv) {
     recompute({block.queries.front(), block.queries.back() + 1}, block);
+    throw_if_rejected();
     return;
   }
   for (Index r = 0; r < block.rows(); ++r) {
@@ -72,6 +76,7 @@ void LayerWeights::decode(Range steps, WeightBlock& block) {
       finish_row(block, h, r);
     }
   }
+  throw_if_rejected();
 }
 
 void LayerWeights::begin(WeightBlock& block) {
@@ -138,9 +143,11 @@ void LayerWeights::softmax_numerators(float* row, const std::vector<Range>& visi
           continue;
         }
         if (rule_ == NanRule::error) {
-          fail(head, query,
-               "the logit of key " + std::to_string(j) + " is " + shortest(row[j]) +
-                   ", expected a finite number; record again, or count such weights as 0 with --nan=lowest");
+          reject(
+              head, query,
+              "the logit of key " + std::to_string(j) + " is " + shortest(row[j]) +
+                  ", expected a finite number; record again, or count such weights as 0 with --nan=lowest");
+          return;
         }
         lowered.push_back(j);
         row[j] = 0.0f;
@@ -182,7 +189,7 @@ void LayerWeights::check_probabilities(std::span<float> row, std::span<const Ran
   const auto expected = [&](const char* what) {
     const std::string value =
         std::to_string(violation->key) + " is " + shortest(row[static_cast<std::size_t>(violation->key)]);
-    fail(head, query, "the probability of key " + value + ", expected " + what);
+    reject(head, query, "the probability of key " + value + ", expected " + what);
   };
   switch (violation->kind) {
     case RowViolation::Kind::not_finite:
@@ -195,9 +202,9 @@ void LayerWeights::check_probabilities(std::span<float> row, std::span<const Ran
       expected("0: the mask forbids it; correct the mask rule, or record again");
       break;
     case RowViolation::Kind::sum:
-      fail(head, query,
-           "the row sums to " + shortest(violation->sum) + ", expected 1 ± " +
-               shortest(info_.row_sum_tolerance) + "; record again");
+      reject(head, query,
+             "the row sums to " + shortest(violation->sum) + ", expected 1 ± " +
+                 shortest(info_.row_sum_tolerance) + "; record again");
   }
 }
 
@@ -220,9 +227,18 @@ void LayerWeights::finish_row(WeightBlock& block, Index head, Index row) {
   masked_rows_ += sum == 0.0f ? 1 : 0;
 }
 
-void LayerWeights::fail(Index head, Index query, const std::string& message) const {
-  throw TraceError(where_ + ", layer " + std::to_string(layer_) + ", head " + std::to_string(head) +
-                   ", row " + std::to_string(query) + ": " + message);
+void LayerWeights::reject(Index head, Index query, const std::string& message) {
+  if (!rejected_ || std::pair(query, head) < std::pair(rejected_->query, rejected_->head)) {
+    rejected_ = {query, head, message};
+  }
+}
+
+void LayerWeights::throw_if_rejected() const {
+  if (rejected_) {
+    throw TraceError(where_ + ", layer " + std::to_string(layer_) + ", head " +
+                     std::to_string(rejected_->head) + ", row " + std::to_string(rejected_->query) + ": " +
+                     rejected_->message);
+  }
 }
 
 }  // namespace hae

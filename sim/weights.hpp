@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,14 @@ class LayerWeights {
                std::string where);
 
   /// Stored prompt rows with indices `rows` into SequenceInfo::prompt_rows.
+  ///
+  /// throws  TraceError that names the first wrong row and, in it, the first head and key: among several the
+  ///         size of a block does not choose
   void prompt(Range rows, WeightBlock& block);
 
   /// Rows of decode steps [steps.begin, steps.end), steps counted from 1.
+  ///
+  /// throws  TraceError as prompt() does
   void decode(Range steps, WeightBlock& block);
 
   /// NaN and infinite weights that counted as +0 so far.
@@ -36,12 +42,19 @@ class LayerWeights {
   [[nodiscard]] Index masked_rows() const { return masked_rows_; }
 
  private:
+  struct Rejected {
+    Index query;
+    Index head;
+    std::string message;
+  };
+
   void begin(WeightBlock& block);
   void recompute(Range queries, WeightBlock& block);
   void finish_row(WeightBlock& block, Index head, Index row);
   void softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query);
   void check_probabilities(std::span<float> row, std::span<const Range> visible, Index head, Index query);
-  [[noreturn]] void fail(Index head, Index query, const std::string& message) const;
+  void reject(Index head, Index query, const std::string& message);
+  void throw_if_rejected() const;
 
   const SequenceInfo& info_;
   Index layer_;
@@ -52,6 +65,7 @@ class LayerWeights {
   std::vector<float> packed_keys_;  ///< [kv_heads, ceil(keys / 32), head_dim, 32]
   Index packed_head_ = 0;           ///< elements of one KV head in packed_keys_
   std::vector<float> staging_;
+  std::optional<Rejected> rejected_;  ///< of the rows read, the first by (query, head) that is wrong
   Index lowered_ = 0;
   Index masked_rows_ = 0;
 };

@@ -18,12 +18,6 @@ Index rows_per_block(Index floats_per_row) {
   return std::max<Index>(1, kBlockFloats / std::max<Index>(1, floats_per_row));
 }
 
-std::string value_name(float value) {
-  return std::isnan(value)   ? "NaN"
-         : std::isinf(value) ? (value > 0 ? "+infinity" : "-infinity")
-                             : text(value);
-}
-
 /// Checks one sequence and adds to the report.
 class SequenceCheck {
  public:
@@ -65,8 +59,8 @@ class SequenceCheck {
         const std::span<const float> row = array[head][token].span();
         if (const std::optional<Index> place = first_not_finite(row)) {
           add(", layer ", layer, ", ", *name == 'q' ? "query head " : "KV head ", head, ", position ",
-              first + token, ": ", name, "[", *place, "] is ",
-              value_name(row[static_cast<std::size_t>(*place)]), ", expected a finite number");
+              first + token, ": ", name, "[", *place, "] is ", row[static_cast<std::size_t>(*place)],
+              ", expected a finite number");
         }
       }
     }
@@ -162,8 +156,7 @@ std::optional<std::string> row_violation(std::span<const float> row, std::span<c
                    ", or a row of zeros");
   }
   const bool forbidden = violation->kind == RowViolation::Kind::forbidden;
-  return message("key ", violation->key, " has weight ",
-                 value_name(row[static_cast<std::size_t>(violation->key)]),
+  return message("key ", violation->key, " has weight ", row[static_cast<std::size_t>(violation->key)],
                  forbidden ? ", expected 0 because the mask forbids it" : ", expected a finite number >= 0");
 }
 

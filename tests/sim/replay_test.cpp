@@ -202,6 +202,41 @@ TEST(Engine, NamesThePlaceOfANotFiniteNumber) {
   EXPECT_EQ(result.lowered_weights, 1);
 }
 
+TEST(Engine, NamesTheFirstWrongRowWhateverTheSizeOfABlock) {
+  // Two heads of five tokens, prompt 3, each token attending to itself: head 0 is wrong in row 2, head 1 in
+  // row 1.
+  std::vector<std::vector<float>> rows(5);
+  for (std::size_t i = 0; i < 5; ++i) {
+    rows[i].resize(i + 1);
+    rows[i][i] = 1.0f;
+  }
+  testing::MemoryTrace trace = attention_trace({{rows, rows}}, 1, 3, {-1, -1, -1, -1, -1});
+  trace.attention[0][2 * 5 + 0] = std::numeric_limits<float>::infinity();
+  trace.attention[0][5 * 5 + 1 * 5 + 1] = -std::numeric_limits<float>::quiet_NaN();
+  for (const Index block_rows : {0, 1, 2, 3}) {
+    ReplayOptions options;
+    options.block_rows = block_rows;
+    try {
+      run(trace, "full", options);
+      FAIL() << "expected a TraceError";
+    } catch (const TraceError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("layer 0, head 1, row 1: the probability of key 1 is NaN,"));
+    }
+  }
+}
+
+TEST(Engine, RefusesAValueThatIsNotFiniteWhateverIsCompared) {
+  // Without decode steps and without evictions nothing would be measured with it.
+  testing::MemoryTrace trace = attention_trace({{{1.0f}, {0.0f, 1.0f}}}, 2, {-1, -1});
+  trace.info.has_values = true;
+  trace.info.head_dim = 1;
+  trace.values = {{1.0f, std::numeric_limits<float>::infinity()}};
+  EXPECT_THROW(run(trace, "full"), TraceError);
+  ReplayOptions lowest;
+  lowest.nan = NanRule::lowest;
+  EXPECT_THROW(run(trace, "full", lowest), TraceError);
+}
+
 TEST(Engine, RefusesRowsThatAreNotProbabilities) {
   const auto error_of = [](std::size_t element, float value) -> std::string {
     testing::MemoryTrace trace = uniform_trace();
