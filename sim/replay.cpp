@@ -384,15 +384,15 @@ class SequenceReplay {
       }
     }
     result.moved = count_moved(info_, result.log);
-    note_count(result, result.lowered_weights, "NaN or infinite weights counted as 0");
-    note_count(result, result.masked_rows, "rows attend to nothing (masked)");
-    note_count(result, result.removed_all_rows, "rows lost all their attention mass");
+    note_count(result, "NaN or infinite weights counted as 0", result.lowered_weights);
+    note_count(result, "masked rows, which attend to nothing", result.masked_rows);
+    note_count(result, "rows that lost all their attention mass", result.removed_all_rows);
     warn_if_nothing_generated_stays(run);
   }
 
-  static void note_count(RunResult& result, Index count, const char* what) {
+  static void note_count(RunResult& result, const char* what, Index count) {
     if (count > 0) {
-      result.warnings.push_back(std::to_string(count) + " " + what);
+      result.warnings.push_back(std::string(what) + ": " + std::to_string(count));
     }
   }
 

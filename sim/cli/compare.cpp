@@ -57,6 +57,7 @@ constexpr std::array kColumns = {
     "top_now",
     "removed_all_rows",
     "masked_rows",
+    "lowered_weights",
     "evictions",
     "events",
     "moved",

@@ -122,6 +122,8 @@ constexpr std::array kSummarised = {
     "regret",
     "top_now",
     "removed_all_rows",
+    "masked_rows",
+    "lowered_weights",
     "evictions",
     "events",
     "moved",

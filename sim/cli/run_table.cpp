@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <utility>
 
 namespace hae::cli {
 namespace {
@@ -73,20 +75,33 @@ std::string summary_table(const Json& summary) {
 }
 
 std::string warning_lines(const Json& runs) {
-  std::vector<std::string> order;
-  std::map<std::string, Index> counts;
+  std::vector<std::pair<std::string, std::string>> order;         // warning and policy
+  std::map<std::string, std::map<std::string, Index>> sequences;  // that a warning and a policy concern
+  std::set<std::string> policies;
   for (const Json& run : runs) {
+    const auto policy = run["policy"].get<std::string>();
+    policies.insert(policy);
     for (const Json& warning : run["warnings"]) {
-      const std::string line = run["policy"].get<std::string>() + ": " + warning.get<std::string>();
-      if (counts[line]++ == 0) {
-        order.push_back(line);
+      if (sequences[warning.get<std::string>()][policy]++ == 0) {
+        order.emplace_back(warning.get<std::string>(), policy);
       }
     }
   }
   std::string text;
-  for (const std::string& line : order) {
-    text +=
-        "warning: " + line + (counts[line] > 1 ? fmt::format(" ({} sequences)", counts[line]) : "") + "\n";
+  for (const auto& [warning, policy] : order) {
+    const auto by_policy = sequences.find(warning);
+    if (by_policy == sequences.end()) {
+      continue;  // It was said of all policies.
+    }
+    const Index count = by_policy->second.at(policy);
+    const bool is_shared =
+        policies.size() > 1 && by_policy->second.size() == policies.size() &&
+        std::ranges::all_of(by_policy->second, [&](const auto& of) { return of.second == count; });
+    text += fmt::format("warning: {}: {}{}\n", is_shared ? "all policies" : policy, warning,
+                        count > 1 ? fmt::format(" ({} sequences)", count) : "");
+    if (is_shared) {
+      sequences.erase(by_policy);
+    }
   }
   return text;
 }

@@ -14,7 +14,8 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows);
 /// two groups or more, and what does not compare fairly.
 std::string summary_table(const Json& summary);
 
-/// Warnings of all runs, equal ones once with the number of runs they concern.
+/// Warnings of all runs, equal ones of a policy once with the number of sequences they concern; what is equal
+/// for all policies, as what a trace holds is, once.
 std::string warning_lines(const Json& runs);
 
 }  // namespace hae::cli
