@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "sim/errors.hpp"
@@ -23,7 +24,21 @@ std::vector<Index> lowest(const std::vector<double>& scores, Index count) {
   return tokens;
 }
 
+/// What stays, ascending, when the `count` highest of the scores are kept.
+std::vector<Index> kept(const std::vector<double>& scores, Index count) {
+  const auto size = static_cast<Index>(scores.size());
+  const std::vector<Index> gone = lowest(scores, std::max<Index>(0, size - count));
+  std::vector<Index> tokens;
+  for (Index token = 0; token < size; ++token) {
+    if (std::ranges::find(gone, token) == gone.end()) {
+      tokens.push_back(token);
+    }
+  }
+  return tokens;
+}
+
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 TEST(Selection, EvictsTheLowerScoreAndThenTheOlderToken) {
   // Keeping 2 of (3, 2, 3, 2, 1, 1) leaves {0, 2}; keeping 3 leaves {0, 2, 3}: 4, 5 go, then 1.
@@ -40,8 +55,19 @@ TEST(Selection, TreatsSignedZerosAsEqual) {
 TEST(Selection, RanksNanBelowEverything) {
   EXPECT_THAT(lowest(std::vector<double>(8, kNan), 5), ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(lowest({0.1, kNan, 0.3, -kNan, 0.2}, 3), ElementsAre(1, 3, 0));
-  const double infinity = std::numeric_limits<double>::infinity();
-  EXPECT_THAT(lowest(std::vector<double>(5, -infinity), 3), ElementsAre(0, 1, 2));
+  EXPECT_THAT(lowest({-kInfinity, kNan, kInfinity}, 3), ElementsAre(1, 0, 2));
+}
+
+TEST(Selection, KeepsTheNewerOfScoresThatAreAllNanOrAllInfinite) {
+  EXPECT_THAT(kept(std::vector<double>(8, kNan), 3), ElementsAre(5, 6, 7));
+  EXPECT_THAT(kept({0.1, kNan, 0.3, -kNan, 0.2}, 2), ElementsAre(2, 4));
+  EXPECT_THAT(kept(std::vector<double>(5, -kInfinity), 2), ElementsAre(3, 4));
+  EXPECT_THAT(kept(std::vector<double>(5, kInfinity), 2), ElementsAre(3, 4));
+}
+
+TEST(Selection, KeepsAllWhenMoreAreToBeKeptThanThereAre) {
+  EXPECT_THAT(kept({kNan, 0.5, -kInfinity}, 4), ElementsAre(0, 1, 2));
+  EXPECT_THAT(kept({}, 1), ElementsAre());
 }
 
 TEST(Selection, RefusesMoreThanThereAre) {
