@@ -653,7 +653,15 @@ def compare_figures(case, trace_file, json_file, texts):
         )
 
 
-COUNTS = ("removed_all_rows", "masked_rows", "evictions", "events", "moved", "pending_final")
+COUNTS = (
+    "removed_all_rows",
+    "masked_rows",
+    "lowered_weights",
+    "evictions",
+    "events",
+    "moved",
+    "pending_final",
+)
 
 
 def compare_one(where, run, figures, steps):

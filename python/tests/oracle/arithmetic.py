@@ -18,7 +18,8 @@ def fma32(x, y, z):
 
     The product of two float32 numbers is exact in double. The sum is taken in double and rounded
     *to odd*, which a second rounding to float32 cannot turn into a wrong result: double has more
-    than two digits more than float32 needs, also where the float32 result is subnormal.
+    than two digits more than float32 needs, also where the float32 result is subnormal. NaN and
+    infinities are those of the double arithmetic.
     """
     product = np.asarray(x, np.float32).astype(np.float64) * np.asarray(y, np.float32).astype(
         np.float64
@@ -30,7 +31,7 @@ def fma32(x, y, z):
     shadow = total - product
     error = (product - (total - shadow)) + (addend - shadow)
     bits = np.atleast_1d(total).view(np.int64)
-    inexact_even = (error != 0) & ((bits & 1) == 0)
+    inexact_even = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
     toward_error = np.where((error > 0) == (total > 0), 1, -1)
     odd = (bits + np.where(inexact_even, toward_error, 0)).view(np.float64)
     return odd.astype(np.float32).reshape(total.shape)

@@ -42,6 +42,7 @@ def measure(trace, run):
         "missed_mass_total": _ordered_sum(decode.values["missed_mass"]) if trace.steps else None,
         "removed_all_rows": decode.removed_all + prefill.removed_all,
         "masked_rows": sum(int((totals == 0).sum()) for totals in trace.totals),
+        "lowered_weights": trace.lowered,
         "evictions": len(run.log),
         "events": len({entry[:3] for entry in run.log}),
         "moved": _moved(trace, run.log, evicted_at, within),

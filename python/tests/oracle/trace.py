@@ -17,6 +17,7 @@ class Trace:
     totals   per layer [query_head, query]       float32; sum over all keys
     allowed  per layer [query, key]              what the mask allows
     values   [layer, kv_head, token, dimension]  float32, or None
+    lowered  how many weights were NaN or infinite, and counted as +0
     """
 
     layers: int
@@ -33,6 +34,7 @@ class Trace:
     weights: list
     totals: list
     values: np.ndarray | None
+    lowered: int
 
     @property
     def steps(self):
@@ -44,7 +46,8 @@ class Trace:
             return Trace.from_arrays({name: file[name] for name in file.files})
 
     @staticmethod
-    def from_arrays(arrays):
+    def from_arrays(arrays, nan_is_lowest=False):
+        """What `--nan=lowest` makes of the arrays, or else ValueError for a NaN or an infinity."""
         if "attention" in arrays:
             payload = np.asarray(arrays["attention"])
             layers, query_heads, tokens = payload.shape[:3]
@@ -57,10 +60,9 @@ class Trace:
         kv_heads, head_dim = _cache_shape(arrays, query_heads, values)
         if query_heads % kv_heads:
             raise ValueError(f"{query_heads} query heads do not divide by {kv_heads} KV heads")
-        if "attention" in arrays:
-            weights = [payload[layer].astype(np.float32) for layer in range(layers)]
-        else:
-            weights = _recomputed_weights(arrays, payload, allowed)
+        weights, lowered = _weights(arrays, payload, allowed)
+        if lowered and not nan_is_lowest:
+            raise ValueError("a weight or a logit is not finite")
         visual, image = _modality(arrays, tokens)
         return Trace(
             layers=layers,
@@ -77,6 +79,7 @@ class Trace:
             weights=weights,
             totals=[row_sum(layer_weights) for layer_weights in weights],
             values=values,
+            lowered=lowered,
         )
 
 
@@ -103,14 +106,31 @@ def _modality(arrays, tokens):
     return visual, np.where(visual, np.cumsum(begins) - 1, -1)
 
 
-def _recomputed_weights(arrays, queries, allowed):
+def _weights(arrays, payload, allowed):
+    """The weights of each layer, and how many of them or of their logits were not finite: these
+    weights are 0.
+    """
+    if "attention" in arrays:
+        weights = [np.array(layer_weights, np.float32) for layer_weights in payload]
+        bad = [~np.isfinite(layer_weights) for layer_weights in weights]
+        for layer_weights, lowered in zip(weights, bad, strict=True):
+            layer_weights[lowered] = 0
+    else:
+        all_logits = _recomputed_logits(arrays, payload)
+        bad = [~np.isfinite(z) & seen for z, seen in zip(all_logits, allowed, strict=True)]
+        weights = [
+            softmax_weights(z, seen & ~lowered)
+            for z, seen, lowered in zip(all_logits, allowed, bad, strict=True)
+        ]
+    return weights, sum(int(lowered.sum()) for lowered in bad)
+
+
+def _recomputed_logits(arrays, queries):
     head_dim = queries.shape[3]
     scale = np.float32(float(arrays.get("scale", 1.0 / np.sqrt(np.float64(head_dim)))))
     keys = np.asarray(arrays["k"])
-    return [
-        softmax_weights(logits(queries[layer], keys[layer], scale), allowed[layer])
-        for layer in range(len(queries))
-    ]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return [logits(queries[layer], keys[layer], scale) for layer in range(len(queries))]
 
 
 def logits(queries, keys, scale):
@@ -129,11 +149,13 @@ def logits(queries, keys, scale):
 
 
 def softmax_weights(row_logits, allowed):
-    """exp(logit - the row's maximum over all keys that the mask allows); +0 elsewhere."""
-    if not np.isfinite(row_logits[:, allowed]).all():
-        raise ValueError("a logit is not finite")
-    masked = np.where(allowed, row_logits, np.float32(-np.inf))
-    below_maximum = np.where(
-        allowed, row_logits - masked.max(axis=-1, keepdims=True), np.float32(0)
-    )
-    return np.where(allowed, exp32(below_maximum), np.float32(0))
+    """exp(logit - the largest allowed logit of its row) where allowed, +0 elsewhere.
+
+    row_logits [query_head, query, key], finite where allowed; allowed broadcasts to its shape
+    """
+    candidates = np.where(allowed, row_logits, np.float32(-np.inf))
+    largest = candidates.max(axis=-1, keepdims=True)
+    # A difference below -float32's largest number becomes -inf, and its weight 0.
+    with np.errstate(over="ignore", invalid="ignore"):
+        below_largest = np.where(allowed, row_logits - largest, np.float32(0))
+    return np.where(allowed, exp32(below_largest), np.float32(0))
