@@ -440,6 +440,7 @@ void check_floating_point_mode() {
 
 std::vector<RunResult> replay(Sequence& sequence, const std::vector<std::shared_ptr<const Policy>>& policies,
                               const ReplayOptions& options, const std::string& where) {
+  HAE_EXPECTS(!policies.empty());
   check_floating_point_mode();
   return SequenceReplay(sequence, policies, options, where).run();
 }

@@ -45,6 +45,7 @@ struct ReplayOptions {
 /// decision is checked and applied. Step 0 goes layer by layer, rows ascending: observe, then prune, then
 /// fit; after the last layer, balance.
 ///
+/// policies at least one
 /// where    begins the message of an error, e.g. `trace.h5`
 /// returns  one result a policy, in order
 /// throws   NeedsError before anything runs, if the trace lacks what a policy needs; TraceError for a payload

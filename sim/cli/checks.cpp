@@ -93,6 +93,27 @@ const Json& line_of(const Json& summary, const std::string& policy, const std::s
   return *line;
 }
 
+/// Text that XML 1.0 can hold: what is not UTF-8, and characters that no document may have, become U+FFFD.
+std::string xml_text(const std::string& text) {
+  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+  const auto utf8 =
+      Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+  std::string allowed;
+  for (std::size_t i = 0; i < utf8.size(); ++i) {
+    const std::string_view rest = std::string_view(utf8).substr(i);
+    if (rest.starts_with("\xEF\xBF\xBE") || rest.starts_with("\xEF\xBF\xBF")) {
+      allowed += kReplacement;
+      i += 2;
+    } else if (static_cast<unsigned char>(utf8[i]) < 0x20 && utf8[i] != '\t' && utf8[i] != '\n' &&
+               utf8[i] != '\r') {
+      allowed += kReplacement;
+    } else {
+      allowed += utf8[i];
+    }
+  }
+  return allowed;
+}
+
 }  // namespace
 
 Rule parse_rule(const std::string& text) {
@@ -167,12 +188,12 @@ std::string junit_text(const std::vector<Check>& checks) {
   suite.append_attribute("errors") = 0;
   for (const Check& check : checks) {
     pugi::xml_node test = suite.append_child("testcase");
-    test.append_attribute("classname") = check.policy.c_str();
-    test.append_attribute("name") = check.name.c_str();
+    test.append_attribute("classname") = xml_text(check.policy).c_str();
+    test.append_attribute("name") = xml_text(check.name).c_str();
     if (!check.passed) {
-      test.append_child("failure").append_attribute("message") = check.message.c_str();
+      test.append_child("failure").append_attribute("message") = xml_text(check.message).c_str();
     } else if (!check.message.empty()) {
-      test.append_child("system-out").text() = check.message.c_str();
+      test.append_child("system-out").text() = xml_text(check.message).c_str();
     }
   }
   std::ostringstream text;

@@ -10,6 +10,7 @@
 #include "sim/cli/json_input.hpp"
 #include "sim/cli/manifest.hpp"
 #include "sim/cli/output_file.hpp"
+#include "sim/cli/policy_source.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/result_folder.hpp"
 #include "sim/cli/result_json.hpp"
@@ -100,6 +101,10 @@ struct Expectations {
   std::optional<Json> baseline;
 };
 
+std::optional<Json> baseline_summary(const Expectations& expected) {
+  return expected.baseline ? std::optional((*expected.baseline)["summary"]) : std::nullopt;
+}
+
 Expectations expectations(const Arguments& arguments) {
   Expectations expected;
   for (const std::string& rule : arguments.fail_if) {
@@ -116,6 +121,20 @@ Expectations expectations(const Arguments& arguments) {
     expected.baseline = read_result(arguments.baseline);
   }
   return expected;
+}
+
+/// Refuses a rule that names no policy of the comparison, or one that the baseline lacks, before any work.
+void check_policies(const Expectations& expected, const std::vector<std::string>& policies) {
+  if (expected.rules.empty()) {
+    return;
+  }
+  Json lines = Json::array();  // a summary without figures: what is refused does not depend on them
+  for (const std::string& policy : policies) {
+    Json line;
+    line["policy"] = PolicySource(policy).spec();
+    lines.push_back(line);
+  }
+  (void)check_rules(expected.rules, lines, baseline_summary(expected));
 }
 
 /// A baseline of other data would be compared with in vain.
@@ -168,7 +187,7 @@ void run(Arguments& arguments) {
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
   }
-  std::vector<std::string> inputs = options.traces;
+  std::vector<std::string> inputs = input_files(options);
   inputs.push_back(arguments.baseline);
   std::vector<std::string> outputs{arguments.json, arguments.csv, arguments.junit};
   std::optional<OutputFolder> kept_in;
@@ -180,6 +199,7 @@ void run(Arguments& arguments) {
   }
   check_outputs(outputs, inputs);
   const Expectations expected = expectations(arguments);
+  check_policies(expected, options.policies);
   const bool keeps = !arguments.json.empty() || !arguments.out.empty() || expected.baseline.has_value();
   const Json made_from = keeps ? manifest(options) : Json();
   if (expected.baseline) {
@@ -201,9 +221,7 @@ void run(Arguments& arguments) {
     }
   });
   const Json summary = summary_json(runs, groups);
-  std::vector<Check> checks =
-      check_rules(expected.rules, summary,
-                  expected.baseline ? std::optional((*expected.baseline)["summary"]) : std::nullopt);
+  std::vector<Check> checks = check_rules(expected.rules, summary, baseline_summary(expected));
   const std::size_t rule_checks = checks.size();
   std::ranges::move(check_equal_bytes(summary, arguments.allow_unequal), std::back_inserter(checks));
   const Json result = keeps ? result_json(made_from, runs, summary) : Json();

@@ -184,6 +184,16 @@ class Comparison {
 
 }  // namespace
 
+std::vector<std::string> input_files(const ComparisonOptions& options) {
+  std::vector<std::string> files = options.traces;
+  for (const std::string& policy : options.policies) {
+    if (std::optional<std::string> path = log_path(policy)) {
+      files.push_back(std::move(*path));
+    }
+  }
+  return files;
+}
+
 void compare(const ComparisonOptions& options, const std::function<void(std::vector<RunRecord>)>& take) {
   Comparison(options).run(take);
 }

@@ -23,6 +23,10 @@ struct ComparisonOptions {
   bool lock = true;
 };
 
+/// The files that will be read: traces, and the run files of stored logs.
+/// throws  ConfigError for a bad spec of a stored log
+std::vector<std::string> input_files(const ComparisonOptions& options);
+
 /// One policy's run over one sequence.
 struct RunRecord {
   Index trace = 0;           ///< into ComparisonOptions::traces

@@ -19,7 +19,7 @@ void check_result(const Json& result, const std::string& where) {
       throw TraceError(fmt::format("{}: {}; name a file that `hae compare --json` wrote", where, what));
     }
   };
-  expect(result.is_object() && result.value("schema", "") == kResultSchema,
+  expect(result.is_object() && result.value("schema", Json()) == kResultSchema,
          "not a result (`schema` is not hae.compare/1)");
   expect(result.contains("manifest") && result["manifest"].is_object(), "has no manifest");
   expect(result["manifest"].contains("traces") && result["manifest"]["traces"].is_array(), "names no traces");
@@ -41,8 +41,15 @@ void check_result(const Json& result, const std::string& where) {
 }  // namespace
 
 Json parse_json(const std::string& text, const std::string& where) {
+  constexpr int kDeepest = 64;  // a result has 6 levels; what is compared and printed recurses
+  const auto check_depth = [&](int depth, Json::parse_event_t, const Json&) {
+    if (depth > kDeepest) {
+      throw TraceError(where + ": nested more than 64 deep; name a file that hae wrote");
+    }
+    return true;
+  };
   try {
-    return Json::parse(text);
+    return Json::parse(text, check_depth);
   } catch (const Json::exception& error) {
     throw TraceError(where + ": not JSON (" + error.what() + "); copy or make it again");
   }

@@ -88,7 +88,7 @@ nlohmann::ordered_json manifest(const ComparisonOptions& options) {
   }
   json["logs"] = nlohmann::ordered_json::array();
   for (const std::string& policy : options.policies) {
-    if (const std::optional<std::string> path = PolicySource(policy).log_path()) {
+    if (const std::optional<std::string> path = log_path(policy)) {
       json["logs"].push_back(hashed(*path));
     }
   }
@@ -112,8 +112,13 @@ ComparisonOptions options_of(const nlohmann::ordered_json& manifest, const std::
     ComparisonOptions options;
     for (const auto& trace : manifest.at("traces")) {
       options.traces.push_back(trace.at("path").get<std::string>());
+      (void)trace.at("sha256").get<std::string>();
     }
     options.policies = manifest.at("policies").get<std::vector<std::string>>();
+    if (options.traces.empty() || options.policies.empty()) {
+      throw TraceError(where +
+                       ": its manifest names no trace or no policy; expected one of hae 0.1 or newer");
+    }
     if (!manifest.at("sequence").is_null()) {
       options.sequence = manifest["sequence"].get<std::string>();
     }

@@ -28,6 +28,14 @@ const reference::PolicyInfo kLog = {
     nullptr,  // There is no log for all sequences: see PolicySource.
 };
 
+reference::Options log_options(const std::string& spec) {
+  reference::Options options(spec, kLogOptions);
+  if (!options.given("path")) {
+    options.fail("path");
+  }
+  return options;
+}
+
 /// Specs of the policies in a file, in order of appearance.
 std::vector<std::string> specs_of(const traces::StoredRuns& stored) {
   std::vector<std::string> specs;
@@ -48,16 +56,20 @@ std::vector<reference::PolicyInfo> known_policies() {
   return all;
 }
 
+std::optional<std::string> log_path(const std::string& spec) {
+  if (reference::Options::name_of(spec) != kLogName) {
+    return std::nullopt;
+  }
+  return log_options(spec).text("path");
+}
+
 PolicySource::PolicySource(const std::string& spec) {
   if (reference::Options::name_of(spec) != kLogName) {
     policy_ = reference::make_policy(spec);
     spec_ = policy_->spec();
     return;
   }
-  const reference::Options options(spec, kLogOptions);
-  if (!options.given("path")) {
-    options.fail("path");
-  }
+  const reference::Options options = log_options(spec);
   spec_ = options.canonical();
   log_path_ = options.text("path");
   stored_ = traces::read_runs(*log_path_);

@@ -14,6 +14,10 @@ namespace hae::cli {
 /// Every policy that a spec can name: the table's, and `log`.
 std::vector<reference::PolicyInfo> known_policies();
 
+/// The run file that a spec names; none for a policy of the table.
+/// throws  ConfigError for an unknown option of `log`, or a log without a path
+std::optional<std::string> log_path(const std::string& spec);
+
 /// A policy as a command line names it: one of the table's for every sequence, or `log:path=RUN.h5`, a stored
 /// run, which is another policy for each sequence.
 class PolicySource {

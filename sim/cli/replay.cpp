@@ -37,7 +37,7 @@ void run(const Arguments& arguments) {
   options.policies = {arguments.policy};
   options.optimal = false;
   apply(arguments.replay, options);
-  check_outputs({arguments.out}, options.traces);
+  check_outputs({arguments.out}, input_files(options));
   std::optional<traces::RunWriter> out;
   if (!arguments.out.empty()) {
     const Json made_from = manifest(options);

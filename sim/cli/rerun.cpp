@@ -57,7 +57,7 @@ void read_figures(const fs::path& path, Stored& stored) {
 void check_pair(const Stored& stored) {
   bool agree = stored.runs.size() == stored.logs.size();
   for (std::size_t i = 0; agree && i < stored.logs.size(); ++i) {
-    agree = stored.runs[i].value("log_sha256", "") == sha256(to_json_lines(stored.logs[i].log));
+    agree = stored.runs[i].value("log_sha256", Json()) == sha256(to_json_lines(stored.logs[i].log));
   }
   if (!agree) {
     throw TraceError(fmt::format("{}: {} and {} are of different runs; compare again with --out", stored.name,
@@ -107,9 +107,15 @@ std::vector<std::string> find_traces(const Stored& stored, const std::vector<std
   return found;
 }
 
+/// A member that should be text.
+std::string text_of(const Json& object, const char* key, const char* otherwise) {
+  const Json value = object.is_object() ? object.value(key, Json()) : Json();
+  return value.is_string() ? value.get<std::string>() : otherwise;
+}
+
 void expect_same_logs(const Stored& stored) {
   for (const Json& log : stored.manifest.value("logs", Json::array())) {
-    expect_unchanged(log.value("path", ""), log.value("sha256", ""), stored,
+    expect_unchanged(text_of(log, "path", ""), text_of(log, "sha256", ""), stored,
                      "put the run file it was made from there again");
   }
 }
@@ -188,7 +194,7 @@ class Verdict {
     }
     fmt::print("{}: identical: {} {}{} (made by hae {}, {}; repeated by {})\n", stored_.name, runs(),
                runs() == 1 ? "log" : "logs", stored_.runs.is_null() ? "" : " and their figures",
-               stored_.manifest.value("version", "?"), stored_.manifest.value("compiler", "?"),
+               text_of(stored_.manifest, "version", "?"), text_of(stored_.manifest, "compiler", "?"),
                version_text());
   }
 
@@ -207,8 +213,8 @@ class Verdict {
 
   void compare_figures(const std::string& where, const RunRecord& record) const {
     const Json& then = stored_.runs[next_];
-    const Json now = run_json(record);
-    if (then.value("log_sha256", "") != now["log_sha256"].get<std::string>() && stored_.logs.empty()) {
+    const Json now = parse_json(json_text(run_json(record)), where);  // as a file holds it
+    if (then.value("log_sha256", Json()) != now["log_sha256"] && stored_.logs.empty()) {
       throw AnswerIsNo(
           fmt::format("{}: differs: {}: another log (it is not stored: compare with --out keeps logs)",
                       stored_.name, where));

@@ -142,6 +142,29 @@ TEST_F(Results, AreNotTakenFromAnythingElse) {
   }
 }
 
+TEST_F(Results, EditedByHandAreBadInputNotAFaultOfTheProgram) {
+  compared("--json r.json");
+  const std::string written = read(folder_ / "r.json");
+  const auto rerun = [&](const auto& change) {
+    std::ofstream(folder_ / "edited.json") << written;
+    edit("edited.json", change);
+    return hae("rerun edited.json");
+  };
+  for (const json& value : {json(), json(7), json::array(), json::object()}) {
+    SCOPED_TRACE(value.dump());
+    expect_one_line(rerun([&](json& result) { result["schema"] = value; }), 3);
+    expect_one_line(rerun([&](json& result) { result["manifest"]["policies"] = value; }), 3);
+    expect_one_line(rerun([&](json& result) { result["manifest"]["logs"] = {value}; }), 3);
+    expect_one_line(rerun([&](json& result) { result["runs"][0]["log_sha256"] = value; }), 1);
+    // Who made a result is said, not needed.
+    EXPECT_EQ(rerun([&](json& result) { result["manifest"]["version"] = value; }).code, 0);
+  }
+  std::ofstream(folder_ / "deep.json") << std::string(100'000, '[') << std::string(100'000, ']');
+  const Outcome deep = hae("rerun deep.json");
+  expect_one_line(deep, 3);
+  EXPECT_THAT(deep.err, HasSubstr("nested more than 64 deep"));
+}
+
 TEST_F(Results, AreKeptWholeOrNotAtAll) {
   const std::string impossible = "compare t.h5 --policy hae:sinks=90 --out kept";
   expect_one_line(hae(impossible), 2);
@@ -159,6 +182,26 @@ TEST_F(Results, AreKeptWholeOrNotAtAll) {
   expect_one_line(hae("compare t.h5 --policy full --out kept --json kept/result.json"), 2);
   fs::copy_file(folder_ / "t.h5", folder_ / "kept/runs.h5", fs::copy_options::overwrite_existing);
   expect_one_line(hae("compare kept/runs.h5 --policy full --out kept"), 2);
+}
+
+TEST_F(Results, NeverReplaceTheLogsTheyAreMadeFrom) {
+  compared("--out kept");
+  const std::string before = read(folder_ / "kept/runs.h5");
+  expect_one_line(hae("compare t.h5 --policy log:path=kept/runs.h5 --policy full --out kept"), 2);
+  expect_one_line(hae("replay t.h5 --policy log:path=kept/runs.h5 --out kept/runs.h5"), 2);
+  EXPECT_EQ(read(folder_ / "kept/runs.h5"), before);
+}
+
+TEST_F(Results, AreWrittenAsXmlWhateverAPolicyIsCalled) {
+  compared("--out kept");
+  // A control character, a byte that is no UTF-8, and U+FFFF: XML 1.0 has a place for none of them.
+  fs::copy_file(folder_ / "kept/runs.h5", folder_ / "a\x01\xFF\xEF\xBF\xBF<b.h5");
+  const Outcome outcome =
+      hae("compare t.h5 --policy log:path='a\x01\xFF\xEF\xBF\xBF<b.h5' --policy full --allow-unequal --junit "
+          "j.xml");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(read(folder_ / "j.xml"),
+              HasSubstr("classname=\"log:path=a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD&lt;b.h5\""));
 }
 
 TEST_F(Results, AStoredLogIsAPolicyLikeAnyOther) {
@@ -213,6 +256,17 @@ TEST_F(Results, AreHeldToABaseline) {
       hae("compare t.h5 --policy greedy:budget=20 --policy full --baseline old.json --fail-if "
           "'greedy:missed_mass.mean>2x'");
   expect_one_line(null, 2);  // greedy:budget=20 was not measured then
+}
+
+TEST_F(Results, ARuleForNoPolicyIsRefusedBeforeAnyWork) {
+  compared("--json old.json");
+  std::ofstream(folder_ / "bad.h5") << read(folder_ / "t.h5").substr(0, 2000);
+  // Neither the damaged trace nor the output is touched when the rule cannot mean anything.
+  for (const char* rule :
+       {"--fail-if 'h2o:missed_mass.mean>0.5'", "--baseline old.json --fail-if 'events>2x'"}) {
+    SCOPED_TRACE(rule);
+    expect_one_line(hae(fmt::format("compare bad.h5 --policy full {}", rule)), 2);
+  }
 }
 
 TEST_F(Results, AreHeldToRulesThatMeanSomething) {
