@@ -24,14 +24,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-#ifdef __has_feature
-constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
-#elif defined(__SANITIZE_ADDRESS__)
-constexpr bool kAddressSanitizer = true;
-#else
-constexpr bool kAddressSanitizer = false;
-#endif
-
 /// How `work` ended in the child. `died` stands until the child says otherwise.
 enum class Ending { died, done, refused, out_of_memory, other_exception };
 
@@ -121,8 +113,8 @@ void confine(Index file_bytes) {
     nowhere < 0 ? ::close(descriptor) : ::dup2(nowhere, descriptor);
   }
   for (int signal_number = 1; signal_number < SIGRTMIN; ++signal_number) {
-    // A sanitizer reports faults from its own handlers.
-    if (!(kAddressSanitizer && is_fault(signal_number))) {
+    // The address sanitizer reports faults from its own handlers.
+    if (kMemoryIsBounded || !is_fault(signal_number)) {
       std::signal(signal_number, SIG_DFL);
     }
   }
@@ -131,7 +123,7 @@ void confine(Index file_bytes) {
   ::pthread_sigmask(SIG_SETMASK, &none, nullptr);
   limit(RLIMIT_CORE, 0);
   limit(RLIMIT_CPU, static_cast<rlim_t>(seconds_for(file_bytes)));
-  if (!kAddressSanitizer) {
+  if (kMemoryIsBounded) {
     limit_growth(kMetadataBytes);
   }
 }

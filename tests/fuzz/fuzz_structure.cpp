@@ -311,6 +311,7 @@ void put_layer(Choices& choose, hid_t file, const std::string& path, bool attent
 void put_optional(Choices& choose, hid_t file, const std::string& path) {
   static const std::array<std::int64_t, 6> none{-1, -1, -1, -1, -1, -1};
   static const std::array<std::int64_t, 6> zeros{};
+  static const std::array<std::int64_t, 2> rows{0, 1};
   static const std::array<double, 4> reals{};
   static const std::array<std::uint8_t, 4> pixels{};
   const auto wanted = [&] { return choose.byte() % 4 == 3; };
@@ -325,7 +326,7 @@ void put_optional(Choices& choose, hid_t file, const std::string& path) {
   put("token_id", {H5T_NATIVE_INT64, {kTokens}, zeros.data()});
   put("window", {H5T_NATIVE_INT64, {kLayers}, zeros.data()});
   put("bidirectional", {H5T_NATIVE_INT64, {kLayers}, zeros.data()});
-  put("prompt_rows", {H5T_NATIVE_INT64, {kPrompt}, zeros.data()});
+  put("prompt_rows", {H5T_NATIVE_INT64, {kPrompt}, rows.data()});
   put("embedding_similarity", {H5T_IEEE_F64LE, {1, 1}, reals.data()});
   const hid_t text = H5Tcopy(H5T_C_S1);
   H5Tset_size(text, 4);

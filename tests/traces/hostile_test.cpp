@@ -8,7 +8,7 @@
 #include <set>
 
 #include "tests/traces/fixtures.hpp"
-#include "traces/check.hpp"
+#include "traces/isolated.hpp"
 #include "traces/run_file.hpp"
 
 // Well-formed HDF5 that means harm, each beside a twin that means none.
@@ -355,7 +355,9 @@ TEST(Hostile, AChunkThatUnpacksToMoreThanItsSizeCostsNoMemory) {
   const std::string bomb = zlib_compressed(std::string(std::size_t{1} << 28, '\0'));
   const Index before = peak_bytes();
   expect_chunk(kDeflate, bomb, "a chunk does not unpack to its 384 bytes");
-  EXPECT_LE(peak_bytes() - before, Index{1} << 24);  // of the 256 MiB
+  if (kMemoryIsBounded) {                              // the address sanitizer keeps freed memory
+    EXPECT_LE(peak_bytes() - before, Index{1} << 24);  // of the 256 MiB
+  }
 }
 
 TEST(Hostile, AChunkThatUnpacksToLessIsNotPaddedFromMemory) {
@@ -458,6 +460,9 @@ TEST(Hostile, AFewBytesThatUnpackToMuchMetadataMeetTheLimitOfMemory) {
     };
   };
   expect_changed_accepted(positions(1 << 20));
+  if (!kMemoryIsBounded) {
+    GTEST_SKIP() << "the address sanitizer needs terabytes of addresses";
+  }
   expect_changed_refused(positions(1 << 25), {"its metadata asks for more than 1073741824 bytes of memory"});
 }
 

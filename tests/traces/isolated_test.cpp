@@ -19,12 +19,6 @@
 namespace hae::traces::test {
 namespace {
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;  // where a fault is a report and an exit, and there is no limit of memory
-#else
-constexpr bool kSanitized = false;
-#endif
-
 /// The message with which a rehearsal is refused, if it is.
 std::optional<std::string> refusal_of(const std::function<void()>& work) {
   try {
@@ -61,7 +55,7 @@ TEST(Rehearse, TurnsADeathIntoAnErrorThatNamesTheSignal) {
   EXPECT_EQ(refusal_of([] { ::raise(SIGKILL); }).value_or("").find("FILE: HDF5 does not get through"), 0u);
   EXPECT_EQ(refusal_of([] { std::abort(); }),
             "FILE: HDF5 crashes on its metadata (signal 6, Aborted); it is damaged: copy or record it again");
-  if (!kSanitized) {
+  if (kMemoryIsBounded) {  // else a fault is a sanitizer's report and an exit
     EXPECT_EQ(refusal_of([] { ::raise(SIGSEGV); }),
               "FILE: HDF5 crashes on its metadata (signal 11, Segmentation fault); it is damaged: copy or "
               "record it again");
@@ -78,7 +72,7 @@ TEST(Rehearse, EndsWorkThatDoesNotEnd) {
 }
 
 TEST(Rehearse, BoundsMemory) {
-  if (kSanitized) {
+  if (!kMemoryIsBounded) {
     GTEST_SKIP() << "the address sanitizer needs terabytes of addresses";
   }
   EXPECT_EQ(refusal_of([] { take(kMetadataBytes - (Index{1} << 24)); }), std::nullopt);
