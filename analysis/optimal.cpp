@@ -76,13 +76,14 @@ class LayerSearch final : public LayerDecode {
 
  private:
   void solve() {
-    for (auto& [demand, evictions] : evictions_) {
+    for (auto& entry : evictions_) {
+      const Demand& demand = entry.first;
       if (demand.layer != layer_) {
         continue;
       }
       const auto lane = std::ranges::find_if(
           lanes_, [&](const LaneMass& l) { return l.kind == demand.kind && l.lane == demand.lane; });
-      evictions =
+      entry.second =
           least_loss_evictions(View<const double, 2>(lane->mass.data(), {info_.steps(), info_.tokens}),
                                info_.prompt, demand.residents);
     }

@@ -6,8 +6,10 @@
 #include "sim/arithmetic.hpp"
 
 // One clone a function for each generation of x86-64: the bits are the same, because every fused operation is
-// written out and contraction is off; only the width of the loops differs.
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(HAE_SINGLE_TARGET)
+// written out and contraction is off; only the width of the loops differs. Not with clang: clang 14 compiles
+// the clones, but takes these levels for the names of processors, and so chooses the default on every
+// processor of a vendor it knows and x86-64-v4 on any other. There, -march chooses the one instruction set.
+#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && !defined(HAE_SINGLE_TARGET)
 #define HAE_VECTORISED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define HAE_VECTORISED

@@ -270,7 +270,7 @@ TEST(Engine, RefusesATraceThatLacksNeededRowsBeforeAnythingRuns) {
 
 TEST(Engine, LowersLogitsThatAreNotFinite) {
   // One head of dimension 1, three tokens, queries 1, keys (0, inf, 0): row 2 without key 1 is (1, 0, 1) / 2.
-  testing::MemoryTrace trace = attention_trace({{{{1.0f}}}}, 2, {-1, -1, -1});
+  testing::MemoryTrace trace = attention_trace({{{1.0f}}}, 2, {-1, -1, -1});
   trace.info.payload = Payload::qkv;
   trace.info.head_dim = 1;
   trace.queries = {{1.0f, 1.0f, 1.0f}};
