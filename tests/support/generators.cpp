@@ -4,28 +4,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "tests/support/stream.hpp"
+
 namespace hae::testing {
 namespace {
-
-/// Numbers that follow from a drawn seed: a trace shrinks by its shape and row kinds, not number by number.
-class Stream {
- public:
-  explicit Stream(std::uint64_t seed) : state_(seed) {}
-
-  std::uint64_t next() {
-    state_ += 0x9E3779B97F4A7C15;
-    std::uint64_t x = state_;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-    return x ^ (x >> 31);
-  }
-  Index below(Index bound) { return static_cast<Index>(next() % static_cast<std::uint64_t>(bound)); }
-  float unit() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
-  float signed_unit() { return 2.0f * unit() - 1.0f; }
-
- private:
-  std::uint64_t state_;
-};
 
 /// `keys` multiples of 1/64 that sum to exactly 1; sums over up to 64 heads and hundreds of rows are exact in
 /// double.
