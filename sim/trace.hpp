@@ -85,7 +85,8 @@ class LayerPayload {
   virtual void read_decode_attention(Index step, View<float, 2> out) = 0;
 };
 
-/// One sequence, opened for reading.
+/// One sequence, opened for reading. Layers may be opened, and each layer's payload read, on several threads
+/// at once.
 class Sequence {
  public:
   virtual ~Sequence() = default;

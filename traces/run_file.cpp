@@ -1,6 +1,7 @@
 #include "traces/run_file.hpp"
 
 #include <array>
+#include <cmath>
 #include <functional>
 #include <optional>
 
@@ -146,6 +147,7 @@ class Table {
   }
 
   [[nodiscard]] std::size_t rows() const { return static_cast<std::size_t>(rows_); }
+  [[nodiscard]] const std::string& where() const { return group_.where(); }
 
   [[nodiscard]] std::vector<Index> integers(const char* name, Index least, Index most = INT64_MAX) const {
     const Dataset dataset = column(name, Content::integers);
@@ -196,6 +198,10 @@ std::vector<LogEntry> read_log(const Table& table) {
     entries[row].token = token[row];
     entries[row].within = within[row] == 1;
     entries[row].score = has_score[row] == 1 ? std::optional(score[row]) : std::nullopt;
+    if (entries[row].score && !std::isfinite(*entries[row].score)) {
+      refuse(table.where(), "/score[", row, "]: found ", score[row],
+             ", expected a finite number; write the run again");
+    }
     entries[row].pending_since = unless_none(pending_since[row]);
     entries[row].into = unless_none(into[row]);
   }
@@ -308,8 +314,8 @@ void RunWriter::finish() {
   file_->out.finish();
 }
 
-StoredRuns read_runs(const std::filesystem::path& path) {
-  const hdf5::File file(path, true, false);
+StoredRuns read_runs(const std::filesystem::path& path, bool lock) {
+  const hdf5::File file(path, lock, false);
   return file.walk([&](const Group& root) {
     check_root(root, file.name());
     StoredRuns stored;

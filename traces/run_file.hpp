@@ -72,7 +72,9 @@ class RunWriter {
 };
 
 /// Reads identities and logs back, trusting nothing.
-/// throws TraceError
-StoredRuns read_runs(const std::filesystem::path& path);
+///
+/// lock    hold a shared lock while the file is read
+/// throws  TraceError
+StoredRuns read_runs(const std::filesystem::path& path, bool lock = true);
 
 }  // namespace hae::traces

@@ -136,6 +136,7 @@ Rule parse_rule(const std::string& text) {
   rule.relative = number.ends_with('x');
   if (rule.relative) {
     number.pop_back();
+    number = trimmed(number);
   }
   const auto parsed = std::from_chars(number.data(), number.data() + number.size(), rule.number);
   if (parsed.ec != std::errc{} || parsed.ptr != number.data() + number.size() ||

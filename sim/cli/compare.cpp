@@ -10,7 +10,6 @@
 #include "sim/cli/json_input.hpp"
 #include "sim/cli/manifest.hpp"
 #include "sim/cli/output_file.hpp"
-#include "sim/cli/policy_source.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/result_folder.hpp"
 #include "sim/cli/result_json.hpp"
@@ -125,13 +124,10 @@ Expectations expectations(const Arguments& arguments) {
 
 /// Refuses a rule that names no policy of the comparison, or one that the baseline lacks, before any work.
 void check_policies(const Expectations& expected, const std::vector<std::string>& policies) {
-  if (expected.rules.empty()) {
-    return;
-  }
   Json lines = Json::array();  // a summary without figures: what is refused does not depend on them
   for (const std::string& policy : policies) {
     Json line;
-    line["policy"] = PolicySource(policy).spec();
+    line["policy"] = policy;
     lines.push_back(line);
   }
   (void)check_rules(expected.rules, lines, baseline_summary(expected));
@@ -146,10 +142,14 @@ void check_same_data(const Json& baseline, const Json& manifest, const std::stri
     }
     return all;
   };
-  if (hashes(baseline["manifest"]) != hashes(manifest) ||
-      baseline["manifest"].value("sequence", Json()) != manifest["sequence"]) {
+  const bool same_options = std::ranges::all_of(std::array{"sequence", "match", "nan"}, [&](const char* key) {
+    return baseline["manifest"].value(key, Json()) == manifest[key];
+  });
+  if (hashes(baseline["manifest"]) != hashes(manifest) || !same_options) {
     throw ConfigError(
-        path + ": was measured on other traces or sequences than are compared now; make a baseline of these");
+        path +
+        ": was measured on other traces, or with another --sequence, --match or --nan, than are "
+        "compared now; make a baseline of these");
   }
 }
 
@@ -199,7 +199,7 @@ void run(Arguments& arguments) {
   }
   check_outputs(outputs, inputs);
   const Expectations expected = expectations(arguments);
-  check_policies(expected, options.policies);
+  check_policies(expected, canonical_specs(options));
   const bool keeps = !arguments.json.empty() || !arguments.out.empty() || expected.baseline.has_value();
   const Json made_from = keeps ? manifest(options) : Json();
   if (expected.baseline) {

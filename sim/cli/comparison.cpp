@@ -18,10 +18,10 @@ namespace {
 
 using Policies = std::vector<std::shared_ptr<const Policy>>;
 
-std::vector<PolicySource> policy_sources(const std::vector<std::string>& specs) {
+std::vector<PolicySource> policy_sources(const ComparisonOptions& options) {
   std::vector<PolicySource> sources;
-  for (const std::string& spec : specs) {
-    sources.emplace_back(spec);
+  for (const std::string& spec : options.policies) {
+    sources.emplace_back(spec, options.lock);
     const std::string& canonical = sources.back().spec();
     if (std::ranges::count(sources, canonical, &PolicySource::spec) > 1) {
       throw ConfigError("policy '" + canonical + "' is given twice; give it once");
@@ -88,7 +88,7 @@ struct Job {
 class Comparison {
  public:
   explicit Comparison(const ComparisonOptions& options)
-      : options_(options), sources_(policy_sources(options.policies)), parallel_(options.threads) {
+      : options_(options), sources_(policy_sources(options)), parallel_(options.threads) {
     const bool hashes = std::ranges::any_of(
         sources_, [](const PolicySource& source) { return source.log_path().has_value(); });
     for (const std::string& path : options.traces) {
@@ -99,8 +99,7 @@ class Comparison {
   }
 
   void run(const std::function<void(std::vector<RunRecord>)>& take) {
-    Progress progress("replaying", static_cast<double>(jobs_.size()));
-    progress_ = &progress;
+    progress_.emplace("replaying", static_cast<double>(jobs_.size()));
     std::vector<std::vector<RunRecord>> records(jobs_.size());
     parallel_.in_order(
         static_cast<Index>(jobs_.size()),
@@ -178,11 +177,19 @@ class Comparison {
   std::vector<std::string> hashes_;  ///< [traces] SHA-256, empty where no policy asks for it
   std::vector<Job> jobs_;
   std::mutex progress_mutex_;
-  Progress* progress_ = nullptr;
+  std::optional<Progress> progress_;
   double done_ = 0.0;
 };
 
 }  // namespace
+
+std::vector<std::string> canonical_specs(const ComparisonOptions& options) {
+  std::vector<std::string> specs;
+  for (const PolicySource& source : policy_sources(options)) {
+    specs.push_back(source.spec());
+  }
+  return specs;
+}
 
 std::vector<std::string> input_files(const ComparisonOptions& options) {
   std::vector<std::string> files = options.traces;

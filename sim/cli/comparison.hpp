@@ -23,6 +23,11 @@ struct ComparisonOptions {
   bool lock = true;
 };
 
+/// The policies' canonical specs, before any work.
+/// throws  ConfigError for an unknown policy or option, or one policy given twice; TraceError for a bad run
+/// file
+std::vector<std::string> canonical_specs(const ComparisonOptions& options);
+
 /// The files that will be read: traces, and the run files of stored logs.
 /// throws  ConfigError for a bad spec of a stored log
 std::vector<std::string> input_files(const ComparisonOptions& options);

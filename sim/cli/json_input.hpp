@@ -9,7 +9,7 @@ namespace hae::cli {
 /// The most bytes a result file may have.
 inline constexpr Index kMostResultBytes = Index{1} << 30;
 
-/// A result that `compare --json` or `--out` wrote.
+/// A result that `compare --json` wrote, or the one in a folder that `--out` wrote.
 /// throws  TraceError when it cannot be read or is none
 Json read_result(const std::filesystem::path& path);
 

@@ -3,11 +3,13 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "sim/cli/command.hpp"
@@ -20,7 +22,8 @@ namespace {
 
 /// One line on stderr, whatever the message holds.
 int fail(ExitCode code, std::string message) {
-  std::ranges::replace(message, '\n', ' ');
+  std::ranges::replace_if(
+      message, [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, ' ');
   while (message.ends_with(' ')) {
     message.pop_back();
   }
@@ -118,6 +121,9 @@ int run(int argc, char** argv) {
     return fail(kDevice, error.what());
   } catch (const std::bad_alloc&) {
     return fail(kBadInput, "out of memory; replay fewer sequences at a time with --sequence");
+  } catch (const std::system_error& error) {
+    return fail(kUsage, fmt::format("the system refuses ({}); use fewer --threads, or free some memory",
+                                    error.what()));
   } catch (const std::exception& error) {
     return fail(kClaimFailed, std::string("internal error, please report it: ") + error.what());
   }

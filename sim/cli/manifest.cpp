@@ -40,6 +40,16 @@ std::string quoted(std::string_view word) {
   return text;
 }
 
+/// A word of a manifest, which is one of a few.
+std::string one_of(const nlohmann::ordered_json& word, std::initializer_list<const char*> allowed,
+                   const std::string& where) {
+  if (std::ranges::find(allowed, word) == allowed.end()) {
+    throw TraceError(
+        fmt::format("{}: its manifest says {}, expected {}", where, word.dump(), fmt::join(allowed, " or ")));
+  }
+  return word.get<std::string>();
+}
+
 std::string processor() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -123,10 +133,12 @@ ComparisonOptions options_of(const nlohmann::ordered_json& manifest, const std::
       options.sequence = manifest["sequence"].get<std::string>();
     }
     if (!manifest.at("match").is_null()) {
-      options.match = manifest["match"].get<std::string>() == "peak" ? MatchTarget::peak : MatchTarget::mean;
+      const bool peak = one_of(manifest["match"], {"mean", "peak"}, where) == "peak";
+      options.match = peak ? MatchTarget::peak : MatchTarget::mean;
     }
     options.optimal = manifest.at("optimal").get<bool>();
-    options.nan = manifest.at("nan").get<std::string>() == "lowest" ? NanRule::lowest : NanRule::error;
+    const bool lowest = one_of(manifest.at("nan"), {"error", "lowest"}, where) == "lowest";
+    options.nan = lowest ? NanRule::lowest : NanRule::error;
     return options;
   } catch (const nlohmann::json::exception& error) {
     throw TraceError(where + ": its manifest cannot be repeated (" + error.what() +

@@ -48,14 +48,22 @@ void write_file(const fs::path& path, std::string_view text) {
     write_into(path, text, path);
     return;
   }
-  PartialFile file(path);
-  write_into(file.path(), text, path);
-  file.commit();
+  written_beside(path, text)->commit();
+}
+
+std::unique_ptr<PartialFile> written_beside(const fs::path& path, std::string_view text) {
+  auto file = std::make_unique<PartialFile>(path);
+  write_into(file->path(), text, path);
+  return file;
 }
 
 OutputFolder::OutputFolder(fs::path path) : path_(std::move(path)) {
   std::error_code error;
-  made_ = fs::create_directories(path_, error);
+  for (fs::path missing = fs::absolute(path_, error); !missing.empty() && !fs::exists(missing, error);
+       missing = missing.parent_path()) {
+    made_.insert(made_.begin(), missing);
+  }
+  fs::create_directories(path_, error);
   if (!fs::is_directory(path_)) {
     throw OutputError(path_.string() + ": is no folder and cannot be made one" +
                       (error ? " (" + error.message() + ")" : "") + "; choose another path");
@@ -63,9 +71,9 @@ OutputFolder::OutputFolder(fs::path path) : path_(std::move(path)) {
 }
 
 OutputFolder::~OutputFolder() {
-  if (made_) {
-    std::error_code not_empty;
-    fs::remove(path_, not_empty);
+  std::error_code not_empty;
+  while (!made_.empty() && (fs::remove(made_.back(), not_empty), !not_empty)) {
+    made_.pop_back();
   }
 }
 
@@ -74,6 +82,9 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
     const std::string& output = outputs[i];
     if (output.empty() || is_special(output)) {
       continue;
+    }
+    if (fs::is_directory(output)) {
+      cannot_write(output, "is a folder");
     }
     for (const std::string& input : inputs) {
       if (same_file(output, input)) {

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "sim/partial_file.hpp"
 
 namespace hae::cli {
 
@@ -11,8 +14,12 @@ namespace hae::cli {
 /// throws OutputError
 void write_file(const std::filesystem::path& path, std::string_view text);
 
-/// A folder for outputs: made where it is missing, with its parents, and gone again if nothing was put into
-/// it.
+/// Writes a whole file beside its target; the caller commits it.
+/// throws OutputError
+std::unique_ptr<PartialFile> written_beside(const std::filesystem::path& path, std::string_view text);
+
+/// A folder for outputs: made where it is missing, with its parents; what was made is gone again if nothing
+/// was put into it.
 class OutputFolder {
  public:
   /// throws  OutputError
@@ -25,7 +32,7 @@ class OutputFolder {
 
  private:
   std::filesystem::path path_;
-  bool made_ = false;
+  std::vector<std::filesystem::path> made_;  ///< what was missing, outermost first
 };
 
 /// Before any work: every output can be made, and none is an input or another output.

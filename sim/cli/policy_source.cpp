@@ -63,7 +63,7 @@ std::optional<std::string> log_path(const std::string& spec) {
   return log_options(spec).text("path");
 }
 
-PolicySource::PolicySource(const std::string& spec) {
+PolicySource::PolicySource(const std::string& spec, bool lock) {
   if (reference::Options::name_of(spec) != kLogName) {
     policy_ = reference::make_policy(spec);
     spec_ = policy_->spec();
@@ -72,11 +72,12 @@ PolicySource::PolicySource(const std::string& spec) {
   const reference::Options options = log_options(spec);
   spec_ = options.canonical();
   log_path_ = options.text("path");
-  stored_ = traces::read_runs(*log_path_);
+  stored_ = traces::read_runs(*log_path_, lock);
   const std::vector<std::string> specs = specs_of(stored_);
   const auto index = static_cast<std::size_t>(options.count("index", 0));
   if (index >= specs.size()) {
-    options.fail("index", *log_path_ + " holds runs of " + std::to_string(specs.size()) + " policies");
+    options.fail("index", "is " + options.text("index") + ", but " + *log_path_ + " holds runs of " +
+                              std::to_string(specs.size()) + " policies; count from 0");
   }
   std::erase_if(stored_.runs,
                 [&](const traces::StoredRun& run) { return run.identity.policy != specs[index]; });

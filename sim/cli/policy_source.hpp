@@ -23,7 +23,7 @@ std::optional<std::string> log_path(const std::string& spec);
 class PolicySource {
  public:
   /// throws  ConfigError for an unknown policy or option; TraceError for a bad run file
-  explicit PolicySource(const std::string& spec);
+  PolicySource(const std::string& spec, bool lock);
 
   /// Canonical spec.
   [[nodiscard]] const std::string& spec() const { return spec_; }

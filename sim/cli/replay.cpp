@@ -38,6 +38,7 @@ void run(const Arguments& arguments) {
   options.optimal = false;
   apply(arguments.replay, options);
   check_outputs({arguments.out}, input_files(options));
+  (void)canonical_specs(options);  // A mistake in the policy is found before any file is hashed.
   std::optional<traces::RunWriter> out;
   if (!arguments.out.empty()) {
     const Json made_from = manifest(options);

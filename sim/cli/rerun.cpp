@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "sim/cli/command.hpp"
 #include "sim/cli/json_input.hpp"
@@ -31,6 +32,7 @@ struct Arguments {
 struct Stored {
   std::string name;
   Json manifest;
+  Json summary;                         ///< null where only logs were stored
   Json runs;                            ///< null where only logs were stored
   std::vector<traces::StoredRun> logs;  ///< empty where only figures were stored
 };
@@ -41,8 +43,8 @@ bool is_hdf5(const fs::path& path) {
   return std::string_view(head.data(), head.size()) == std::string_view("\x89HDF\r\n\x1a\n", 8);
 }
 
-void read_logs(const fs::path& path, Stored& stored) {
-  traces::StoredRuns runs = traces::read_runs(path);
+void read_logs(const fs::path& path, bool lock, Stored& stored) {
+  traces::StoredRuns runs = traces::read_runs(path, lock);
   stored.logs = std::move(runs.runs);
   stored.manifest = parse_json(runs.manifest, path.string() + ":/manifest");
 }
@@ -51,6 +53,7 @@ void read_figures(const fs::path& path, Stored& stored) {
   Json result = read_result(path);
   stored.manifest = std::move(result["manifest"]);
   stored.runs = std::move(result["runs"]);
+  stored.summary = std::move(result["summary"]);
 }
 
 /// Both files of a folder say what the logs are; that they agree shows that they belong together.
@@ -65,15 +68,15 @@ void check_pair(const Stored& stored) {
   }
 }
 
-Stored read_stored(const fs::path& path) {
+Stored read_stored(const fs::path& path, bool lock) {
   Stored stored;
   stored.name = path.string();
   if (fs::is_directory(path)) {
-    read_logs(path / kRunsName, stored);
+    read_logs(path / kRunsName, lock, stored);
     read_figures(path / kResultName, stored);
     check_pair(stored);
   } else if (is_hdf5(path)) {
-    read_logs(path, stored);
+    read_logs(path, lock, stored);
   } else {
     read_figures(path, stored);
   }
@@ -82,6 +85,9 @@ Stored read_stored(const fs::path& path) {
 
 void expect_unchanged(const std::string& path, const std::string& sha256, const Stored& stored,
                       const char* remedy) {
+  if (!fs::exists(path)) {
+    throw TraceError(fmt::format("{}: is not there, and {} was made from it; {}", path, stored.name, remedy));
+  }
   const std::string now = sha256_of_file(path);
   if (now != sha256) {
     throw TraceError(fmt::format("{}: has changed: its SHA-256 is {}, {} was made from {}; {}", path, now,
@@ -91,12 +97,19 @@ void expect_unchanged(const std::string& path, const std::string& sha256, const 
 
 /// Where each trace of the manifest is now: one of `given`, known by its bytes, or the place it was at.
 std::vector<std::string> find_traces(const Stored& stored, const std::vector<std::string>& given) {
+  const std::vector<traces::StoredTrace> traces = stored_traces(stored.manifest);
   std::map<std::string, std::string> by_hash;
   for (const std::string& path : given) {
-    by_hash[sha256_of_file(path)] = path;
+    const std::string hash = sha256_of_file(path);
+    if (std::ranges::find(traces, hash, &traces::StoredTrace::sha256) == traces.end()) {
+      throw ConfigError(fmt::format(
+          "--trace {}: {} was made from no such bytes (SHA-256 {}); name the trace it was made from", path,
+          stored.name, hash));
+    }
+    by_hash[hash] = path;
   }
   std::vector<std::string> found;
-  for (const traces::StoredTrace& trace : stored_traces(stored.manifest)) {
+  for (const traces::StoredTrace& trace : traces) {
     if (const auto match = by_hash.find(trace.sha256); match != by_hash.end()) {
       found.push_back(match->second);
     } else {
@@ -122,25 +135,35 @@ void expect_same_logs(const Stored& stored) {
 
 /// Figures that need libm or have many optima may differ in their last digits between platforms.
 bool is_promised(const std::string& key) {
-  constexpr std::array kFree = {"kl", "optimal", "optimal_mean", "regret", "warnings"};
+  constexpr std::array kFree = {"kl",     "decode.kl.mean", "optimal", "optimal_mean",
+                                "regret", "interval95",     "warnings"};
   return std::ranges::find(kFree, key) == kFree.end();
 }
 
 /// The first promised figure that differs, as `path was this, is that`; empty if none does.
 std::string first_difference(const Json& stored, const Json& now, const std::string& path = "") {
-  if (stored.is_object() && now.is_object()) {
-    for (const auto& [key, value] : stored.items()) {
-      const std::string inner = path + (path.empty() ? "" : ".") + key;
-      if (!is_promised(key)) {
-        continue;
-      }
-      if (const std::string found = first_difference(value, now.value(key, Json()), inner); !found.empty()) {
-        return found;
-      }
-    }
-    return "";
+  if (!stored.is_object() || !now.is_object()) {
+    return stored == now ? "" : fmt::format("{} was {}, is {}", path, stored.dump(), now.dump());
   }
-  return stored == now ? "" : fmt::format("{} was {}, is {}", path, stored.dump(), now.dump());
+  std::set<std::string> keys;
+  for (const Json* side : {&stored, &now}) {
+    for (const auto& [key, value] : side->items()) {
+      keys.insert(key);
+    }
+  }
+  for (const std::string& key : keys) {
+    if (!is_promised(key)) {
+      continue;
+    }
+    const std::string inner = path + (path.empty() ? "" : ".") + key;
+    if (!stored.contains(key) || !now.contains(key)) {
+      return inner + (now.contains(key) ? " was not stored" : " was stored, and is unknown");
+    }
+    if (const std::string found = first_difference(stored[key], now[key], inner); !found.empty()) {
+      return found;
+    }
+  }
+  return "";
 }
 
 /// The first lines in which two logs differ.
@@ -175,14 +198,16 @@ class Verdict {
     }
     if (!stored_.logs.empty()) {
       const traces::StoredRun& then = stored_.logs[next_];
-      expect_same_run(where, then.identity.sequence, then.identity.policy);
+      expect_same_run(where, record, then);
       if (!(then.log == record.result.log)) {
         throw AnswerIsNo(fmt::format("{}: differs: {}: {}", stored_.name, where,
                                      log_difference(then.log, record.result.log)));
       }
     }
     if (!stored_.runs.is_null()) {
-      compare_figures(where, record);
+      runs_.push_back(parse_json(json_text(run_json(record)), where));  // as a file holds it
+      groups_.push_back(record.info.group);
+      compare_figures(where);
     }
     ++next_;
   }
@@ -192,6 +217,7 @@ class Verdict {
     if (next_ != runs()) {
       throw AnswerIsNo(fmt::format("{}: differs: {} runs then, {} now", stored_.name, runs(), next_));
     }
+    compare_summary();
     fmt::print("{}: identical: {} {}{} (made by hae {}, {}; repeated by {})\n", stored_.name, runs(),
                runs() == 1 ? "log" : "logs", stored_.runs.is_null() ? "" : " and their figures",
                text_of(stored_.manifest, "version", "?"), text_of(stored_.manifest, "compiler", "?"),
@@ -203,17 +229,20 @@ class Verdict {
     return stored_.logs.empty() ? stored_.runs.size() : stored_.logs.size();
   }
 
-  void expect_same_run(const std::string& where, const std::string& sequence,
-                       const std::string& policy) const {
-    const std::string then = fmt::format("sequence '{}', policy {}", sequence, policy);
-    if (then != where) {
-      throw AnswerIsNo(fmt::format("{}: differs: {} was run then, {} now", stored_.name, then, where));
+  void expect_same_run(const std::string& where, const RunRecord& record,
+                       const traces::StoredRun& then) const {
+    traces::RunIdentity identity = identity_of(record);
+    identity.trace = then.identity.trace;  // into the traces of its own file
+    if (!(then.identity == identity) || then.lanes != record.result.lanes) {
+      throw AnswerIsNo(fmt::format(
+          "{}: differs: sequence '{}', policy {} with other options, lanes or place was run then, {} now",
+          stored_.name, then.identity.sequence, then.identity.policy, where));
     }
   }
 
-  void compare_figures(const std::string& where, const RunRecord& record) const {
+  void compare_figures(const std::string& where) const {
     const Json& then = stored_.runs[next_];
-    const Json now = parse_json(json_text(run_json(record)), where);  // as a file holds it
+    const Json& now = runs_.back();
     if (then.value("log_sha256", Json()) != now["log_sha256"] && stored_.logs.empty()) {
       throw AnswerIsNo(
           fmt::format("{}: differs: {}: another log (it is not stored: compare with --out keeps logs)",
@@ -224,12 +253,29 @@ class Verdict {
     }
   }
 
+  void compare_summary() const {
+    if (stored_.summary.is_null()) {
+      return;
+    }
+    const Json now = parse_json(json_text(summary_json(runs_, groups_)), "summary");
+    for (std::size_t i = 0; i < std::max(now.size(), stored_.summary.size()); ++i) {
+      const std::string difference = i < std::min(now.size(), stored_.summary.size())
+                                         ? first_difference(stored_.summary[i], now[i])
+                                         : "another number of policies";
+      if (!difference.empty()) {
+        throw AnswerIsNo(fmt::format("{}: differs: summary[{}]: {}", stored_.name, i, difference));
+      }
+    }
+  }
+
   const Stored& stored_;
   std::size_t next_ = 0;
+  Json runs_ = Json::array();  ///< so far, where figures were stored
+  std::vector<std::string> groups_;
 };
 
 void run(const Arguments& arguments) {
-  const Stored stored = read_stored(arguments.result);
+  const Stored stored = read_stored(arguments.result, !arguments.no_lock);
   ComparisonOptions options = options_of(stored.manifest, stored.name);
   options.traces = find_traces(stored, arguments.traces);
   expect_same_logs(stored);

@@ -28,11 +28,12 @@ void ResultFolder::add(const std::vector<RunRecord>& records) {
 }
 
 void ResultFolder::finish(const Json& result) {
-  // First the old result.json goes, last the new one comes: in between the folder holds no result.
+  const std::unique_ptr<PartialFile> json = written_beside(path_ / kResultName, json_text(result));
+  // The old result.json goes first and the new one comes last: in between the folder holds no result.
   std::error_code none;
   fs::remove(path_ / kResultName, none);
   runs_.finish();
-  write_file(path_ / kResultName, json_text(result));
+  json->commit();
 }
 
 }  // namespace hae::cli

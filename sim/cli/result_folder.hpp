@@ -9,7 +9,6 @@
 
 namespace hae::cli {
 
-inline constexpr const char* kResultName = "result.json";
 inline constexpr const char* kRunsName = "runs.h5";
 
 /// The traces of a manifest.

@@ -15,6 +15,9 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr const char* kResultSchema = "hae.compare/1";
 
+/// What the file is called in a folder.
+inline constexpr const char* kResultName = "result.json";
+
 /// One element of `runs` (docs/results-format.md).
 Json run_json(const RunRecord& record);
 

@@ -152,7 +152,9 @@ void fill(Choices& choose, hid_t dataset, hid_t type, hid_t space) {
 
 /// One chunk as raw bytes: of any length, with any filters skipped.
 void write_raw_chunk(Choices& choose, hid_t dataset, int rank) {
-  std::vector<std::uint8_t> bytes(choose.one_of<std::size_t>({0, 1, 4, 12, 24, 96, 3000}));
+  std::vector<std::uint8_t> bytes;
+  bytes.reserve(1);  // HDF5 reads behind a null pointer, also for no bytes
+  bytes.resize(choose.one_of<std::size_t>({0, 1, 4, 12, 24, 96, 3000}));
   for (std::size_t i = 0; i < std::min<std::size_t>(bytes.size(), 40); ++i) {
     bytes[i] = static_cast<std::uint8_t>(choose.byte());
   }
