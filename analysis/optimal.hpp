@@ -14,8 +14,8 @@ namespace hae::analysis {
 inline constexpr Index kMostSearchBytes = Index{1} << 30;
 
 /// How far the missed mass of a row may be off when a measured total is compared with the bound: sums of T
-/// terms in 32 partial sums and a tree of depth 5 are exact within (T/32 + 5) 2^-24, relatively; two such sums
-/// make a quotient, two quotients are compared, and the search's own units add less than the rest.
+/// terms in 32 partial sums and a tree of depth 5 are exact within (T/32 + 5) 2^-24, relatively; two such
+/// sums make a quotient, two quotients are compared, and the search's own units add less than the rest.
 constexpr double optimal_rounding(Index tokens) {
   return static_cast<double>(tokens / 32 + 8) * 0x1p-22;
 }

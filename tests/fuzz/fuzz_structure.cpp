@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "sim/errors.hpp"
 #include "tests/fuzz/target.hpp"
+#include "traces/isolated.hpp"
 
 using namespace hae::traces::fuzz;
 
@@ -152,9 +154,7 @@ void fill(Choices& choose, hid_t dataset, hid_t type, hid_t space) {
 
 /// One chunk as raw bytes: of any length, with any filters skipped.
 void write_raw_chunk(Choices& choose, hid_t dataset, int rank) {
-  std::vector<std::uint8_t> bytes;
-  bytes.reserve(1);  // HDF5 reads behind a null pointer, also for no bytes
-  bytes.resize(choose.one_of<std::size_t>({0, 1, 4, 12, 24, 96, 3000}));
+  std::vector<std::uint8_t> bytes(choose.one_of<std::size_t>({0, 1, 4, 12, 24, 96, 3000}));
   for (std::size_t i = 0; i < std::min<std::size_t>(bytes.size(), 40); ++i) {
     bytes[i] = static_cast<std::uint8_t>(choose.byte());
   }
@@ -408,7 +408,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   const ScratchFile file("structure.h5");
   Choices choose({data, size});
-  write_file(choose, file.path());
+  try {
+    // HDF5 also crashes while it writes what some choices ask for: such a file is nobody's.
+    hae::traces::rehearse("writing", 0, [&] { write_file(choose, file.path()); });
+  } catch (const hae::TraceError&) {
+    return 0;
+  }
   expect_sound([&] { read_trace(file.path()); });
   return 0;
 }
