@@ -29,7 +29,7 @@ std::string trimmed(std::string_view text) {
 /// The path in a summary that a rule's figure means.
 std::string figure_path(const std::string& text, const std::string& name) {
   std::string known;
-  for (const std::string path : summarised_figures()) {
+  for (const std::string path : run_figures()) {
     if (path == name || path == "decode." + name) {
       return path;
     }

@@ -32,38 +32,6 @@ struct Arguments {
   bool allow_unequal = false;
 };
 
-/// The columns of --csv: figures of a run by their path in the JSON.
-constexpr std::array kColumns = {
-    "tokens.mean",
-    "tokens.peak",
-    "tokens.final",
-    "bytes.mean",
-    "bytes.peak",
-    "bytes.final",
-    "bytes.prefill",
-    "decode.missed_mass.mean",
-    "decode.missed_mass.max",
-    "decode.missed_mass.p50",
-    "decode.missed_mass.p95",
-    "decode.kl.mean",
-    "decode.output_error.mean",
-    "decode.output_error_relative.mean",
-    "prefill.missed_mass.mean",
-    "prefill.output_error_relative.mean",
-    "missed_mass_total",
-    "optimal",
-    "optimal_mean",
-    "regret",
-    "top_now",
-    "removed_all_rows",
-    "masked_rows",
-    "lowered_weights",
-    "evictions",
-    "events",
-    "moved",
-    "pending_final",
-};
-
 std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) {
     return text;
@@ -77,7 +45,7 @@ std::string csv_field(const std::string& text) {
 
 std::string csv_text(const Json& runs) {
   std::string text = "sequence_index,sequence,policy";
-  for (const char* column : kColumns) {
+  for (const char* column : run_figures()) {
     text += fmt::format(",{}", column);
   }
   text += ",unequal\n";
@@ -85,7 +53,7 @@ std::string csv_text(const Json& runs) {
     text += fmt::format("{},{},{}", run["sequence"]["index"].get<Index>(),
                         csv_field(run["sequence"]["name"].get<std::string>()),
                         csv_field(run["policy"].get<std::string>()));
-    for (const char* column : kColumns) {
+    for (const char* column : run_figures()) {
       const std::optional<double> value = figure(run, column);
       text += value ? fmt::format(",{}", *value) : ",";
     }
@@ -180,6 +148,43 @@ void conclude(const std::vector<Check>& checks, std::size_t rule_checks) {
   }
 }
 
+/// Before any work: every output can be made, and replaces nothing that is read.
+void check_files(const Arguments& arguments) {
+  std::vector<std::string> inputs = input_files(arguments.comparison);
+  if (!arguments.baseline.empty()) {
+    inputs.push_back(result_path(arguments.baseline).string());
+  }
+  std::vector<std::string> outputs{arguments.json, arguments.csv, arguments.junit};
+  if (!arguments.out.empty()) {
+    for (const char* name : {kResultName, kRunsName}) {
+      outputs.push_back((std::filesystem::path(arguments.out) / name).string());
+    }
+  }
+  check_outputs(outputs, inputs);
+}
+
+struct Measured {
+  Json runs = Json::array();
+  Json summary;
+};
+
+/// folder  keeps logs and series as they come; may be null
+Measured measure(const ComparisonOptions& options, ResultFolder* folder) {
+  Measured measured;
+  std::vector<std::string> groups;
+  compare(options, [&](const std::vector<RunRecord>& records) {
+    for (const RunRecord& record : records) {
+      measured.runs.push_back(run_json(record));
+      groups.push_back(record.info.group);
+    }
+    if (folder != nullptr) {
+      folder->add(records);
+    }
+  });
+  measured.summary = summary_json(measured.runs, groups);
+  return measured;
+}
+
 void run(Arguments& arguments) {
   ComparisonOptions& options = arguments.comparison;
   apply(arguments.replay, options);
@@ -187,20 +192,14 @@ void run(Arguments& arguments) {
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
   }
-  std::vector<std::string> inputs = input_files(options);
-  inputs.push_back(arguments.baseline);
-  std::vector<std::string> outputs{arguments.json, arguments.csv, arguments.junit};
   std::optional<OutputFolder> kept_in;
   if (!arguments.out.empty()) {
     kept_in.emplace(arguments.out);
-    for (const char* name : {kResultName, kRunsName}) {
-      outputs.push_back((kept_in->path() / name).string());
-    }
   }
-  check_outputs(outputs, inputs);
+  check_files(arguments);
   const Expectations expected = expectations(arguments);
   check_policies(expected, canonical_specs(options));
-  const bool keeps = !arguments.json.empty() || !arguments.out.empty() || expected.baseline.has_value();
+  const bool keeps = !arguments.json.empty() || kept_in || expected.baseline;
   const Json made_from = keeps ? manifest(options) : Json();
   if (expected.baseline) {
     check_same_data(*expected.baseline, made_from, arguments.baseline);
@@ -209,35 +208,23 @@ void run(Arguments& arguments) {
   if (kept_in) {
     folder.emplace(kept_in->path(), made_from);
   }
-  Json runs = Json::array();
-  std::vector<std::string> groups;
-  compare(options, [&](const std::vector<RunRecord>& records) {
-    for (const RunRecord& record : records) {
-      runs.push_back(run_json(record));
-      groups.push_back(record.info.group);
-    }
-    if (folder) {
-      folder->add(records);
-    }
-  });
-  const Json summary = summary_json(runs, groups);
-  std::vector<Check> checks = check_rules(expected.rules, summary, baseline_summary(expected));
+  const Measured measured = measure(options, folder ? &*folder : nullptr);
+  std::vector<Check> checks = check_rules(expected.rules, measured.summary, baseline_summary(expected));
   const std::size_t rule_checks = checks.size();
-  std::ranges::move(check_equal_bytes(summary, arguments.allow_unequal), std::back_inserter(checks));
-  const Json result = keeps ? result_json(made_from, runs, summary) : Json();
+  std::ranges::move(check_equal_bytes(measured.summary, arguments.allow_unequal), std::back_inserter(checks));
   if (folder) {
-    folder->finish(result);
+    folder->finish(result_json(made_from, measured.runs, measured.summary));
   }
   if (!arguments.json.empty()) {
-    write_file(arguments.json, json_text(result));
+    write_file(arguments.json, json_text(result_json(made_from, measured.runs, measured.summary)));
   }
   if (!arguments.csv.empty()) {
-    write_file(arguments.csv, csv_text(runs));
+    write_file(arguments.csv, csv_text(measured.runs));
   }
   if (!arguments.junit.empty()) {
     write_file(arguments.junit, junit_text(checks));
   }
-  print_comparison(runs, summary);
+  print_comparison(measured.runs, measured.summary);
   conclude(checks, rule_checks);
 }
 

@@ -55,10 +55,14 @@ Json parse_json(const std::string& text, const std::string& where) {
   }
 }
 
-Json read_result(const std::filesystem::path& named) {
+std::filesystem::path result_path(const std::filesystem::path& named) {
   std::error_code unknown;
-  const std::filesystem::path path =
-      std::filesystem::is_directory(named, unknown) ? named / kResultName : named;
+  return std::filesystem::is_directory(named, unknown) ? named / kResultName : named;
+}
+
+Json read_result(const std::filesystem::path& named) {
+  const std::filesystem::path path = result_path(named);
+  std::error_code unknown;
   const auto bytes =
       std::filesystem::is_regular_file(path, unknown) ? std::filesystem::file_size(path, unknown) : 0;
   std::ifstream file(path, std::ios::binary);

@@ -102,20 +102,24 @@ Json tokens_json(const RunRecord& record) {
   return {{"mean", json_or_null(tokens.mean)}, {"peak", json_or_null(tokens.peak)}, {"final", tokens.final}};
 }
 
-/// The figures that `summary` averages.
-constexpr std::array kSummarised = {
+/// The figures that `summary` averages and --csv lists.
+constexpr std::array kFigures = {
     "tokens.mean",
     "tokens.peak",
     "tokens.final",
     "bytes.mean",
     "bytes.peak",
+    "bytes.final",
+    "bytes.prefill",
     "decode.missed_mass.mean",
-    "decode.missed_mass.p95",
     "decode.missed_mass.max",
+    "decode.missed_mass.p50",
+    "decode.missed_mass.p95",
     "decode.kl.mean",
     "decode.output_error.mean",
     "decode.output_error_relative.mean",
     "prefill.missed_mass.mean",
+    "prefill.output_error_relative.mean",
     "missed_mass_total",
     "optimal",
     "optimal_mean",
@@ -127,6 +131,7 @@ constexpr std::array kSummarised = {
     "evictions",
     "events",
     "moved",
+    "pending_final",
 };
 
 /// Mean and interval over groups, each the mean of its sequences.
@@ -163,8 +168,8 @@ Json group_interval(const std::vector<std::pair<std::string, double>>& observati
 
 }  // namespace
 
-std::span<const char* const> summarised_figures() {
-  return kSummarised;
+std::span<const char* const> run_figures() {
+  return kFigures;
 }
 
 std::optional<double> figure(const Json& run, std::string_view path) {
@@ -240,7 +245,7 @@ Json summary_json(const Json& runs, const std::vector<std::string>& groups) {
     Json line;
     line["policy"] = policy;
     line["sequences"] = members.size();
-    for (const char* path : kSummarised) {
+    for (const char* path : kFigures) {
       std::vector<std::pair<std::string, double>> observations;
       for (const std::size_t i : members) {
         if (const std::optional<double> value = figure(runs[i], path)) {

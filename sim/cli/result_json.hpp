@@ -33,8 +33,8 @@ Json result_json(const Json& manifest, const Json& runs, const Json& summary);
 /// As a result file holds it.
 std::string json_text(const Json& json);
 
-/// The figures that `summary` averages, by their path in a run.
-std::span<const char* const> summarised_figures();
+/// The figures that `summary` averages and --csv lists, by their path in a run.
+std::span<const char* const> run_figures();
 
 /// A figure of a run by its dotted path in run_json, e.g. `decode.missed_mass.mean`; none if it is null.
 std::optional<double> figure(const Json& run, std::string_view path);

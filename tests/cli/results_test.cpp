@@ -259,6 +259,7 @@ TEST_F(Results, AreHeldToABaseline) {
   EXPECT_THAT(read(folder_ / "j.xml"), HasSubstr(R"(tests="7" failures="0")"));
 
   compared("--out kept");
+  expect_one_line(hae("compare t.h5 --policy greedy --baseline kept --fail-if 'events>1x' --out kept"), 2);
   EXPECT_THAT(compared("--baseline kept --fail-if 'missed_mass.mean>1.0 x'").out, HasSubstr("ok: "));
 
   edit("old.json", [](json& result) { result["summary"][1]["decode.missed_mass.mean"]["mean"] = 1e-3; });
