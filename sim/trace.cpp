@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "sim/text.hpp"
+
 namespace hae {
 namespace {
 
@@ -14,7 +16,7 @@ std::string count(Index n) {
 void check_info(const SequenceInfo& info, const std::string& where) {
   const auto require = [&](bool holds, const std::string& message) {
     if (!holds) {
-      throw TraceError(where + ": " + message);
+      throw TraceError(where + ": " + message + "; correct what was written, or record it again");
     }
   };
   require(info.layers >= 1, "layers is " + count(info.layers) + ", expected at least 1");
@@ -29,7 +31,7 @@ void check_info(const SequenceInfo& info, const std::string& where) {
           "head_dim is " + count(info.head_dim.value_or(0)) + ", expected at least 1");
   require(info.payload == Payload::attention || info.head_dim.has_value(), "a qkv payload needs head_dim");
   require(!info.has_values || info.head_dim.has_value(), "values need head_dim");
-  require(std::isfinite(info.scale), "scale is not a finite number");
+  require(std::isfinite(info.scale), "scale is " + shortest(info.scale) + ", expected a finite number");
   require(static_cast<Index>(info.image.size()) == info.tokens,
           "image has " + count(static_cast<Index>(info.image.size())) +
               " entries, expected tokens = " + count(info.tokens));
