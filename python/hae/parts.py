@@ -14,9 +14,9 @@ import h5py
 import numpy as np
 
 from hae import __version__, trace
+from hae.arguments import argument_parser
 from hae.errors import BAD_INPUT, USAGE, RecordError, reason
 from hae.prompts import Inputs, Prompt
-from hae.record import argument_parser
 
 
 def finished_parts(folder: Path, names: Sequence[str], resume: bool) -> dict[int, Path]:

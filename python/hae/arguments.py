@@ -1,0 +1,81 @@
+"""The command line of hae-record."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from hae.errors import USAGE
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
+    return value
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; --help shows the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(fail(f"{message}; see hae-record --help", USAGE))
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    from hae import trace  # here: the libraries behind it take seconds to load
+
+    parser = _OneLineParser(
+        prog="hae-record",
+        description="Run a Hugging Face model greedily and write one trace sequence per prompt.",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="Llama family, or LLaVA")
+    parser.add_argument("--out", type=Path, required=True, metavar="F.h5")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="F.jsonl",
+        help="one JSON object a line: text, and optionally name, group, images (paths)",
+    )
+    parser.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
+    parser.add_argument("--payload", choices=trace.PAYLOADS, default="qkv")
+    parser.add_argument(
+        "--dtype", choices=trace.DTYPES, default="float16", help="type of the stored numbers"
+    )
+    parser.add_argument(
+        "--compute-dtype", choices=trace.DTYPES, default="float32", help="type the model runs in"
+    )
+    parser.add_argument("--device", default="cpu", help="where the model runs: cpu, cuda, ...")
+    parser.add_argument(
+        "--attention",
+        choices=("eager", "sdpa"),
+        default="eager",
+        help="how attention is computed while recording; sdpa needs less memory",
+    )
+    parser.add_argument(
+        "--unrotated", action="store_true", help="also store queries before rotary embedding"
+    )
+    parser.add_argument(
+        "--embedding-similarity",
+        action="store_true",
+        help="also store inner products of the prompt's visual and text input embeddings",
+    )
+    parser.add_argument(
+        "--limit-bytes",
+        type=_positive,
+        metavar="N",
+        help="refuse a recording that may grow larger (and always what the disk cannot hold)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the sequences that an interrupted run finished"
+    )
+    return parser
+
+
+def fail(message: str, exit_code: int) -> int:
+    """Says what is wrong in one line. Returns the exit code."""
+    print(f"hae-record: {message}", file=sys.stderr)
+    return exit_code
