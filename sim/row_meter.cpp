@@ -1,7 +1,9 @@
 #include "sim/row_meter.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -12,6 +14,14 @@ namespace hae {
 namespace {
 
 constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
+
+/// Weights are not negative, so they order like their bits; the upper ones tell exponents and eighths apart.
+constexpr int kLowerBits = 20;
+constexpr std::size_t kBins = std::size_t{1} << (31 - kLowerBits);
+
+std::size_t bin_of(float weight) {
+  return std::bit_cast<std::uint32_t>(weight) >> kLowerBits & (kBins - 1);  // without the sign of -0
+}
 
 double norm(std::span<const double> vector) {
   double squares = 0.0;
@@ -90,6 +100,9 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
 std::span<const double> RowMeter::top_now(const Rows& rows, Index row) {
   const WeightBlock& block = rows.block();
   const auto block_row = static_cast<Index>(rows.block_row(row));
+  if (top_row_ != block_row) {
+    count_weights(block, block_row);
+  }
   const std::vector<Range>& visible = block.visible[rows.block_row(row)];
   Index keys = 0;
   for (const Range& range : visible) {
@@ -102,36 +115,67 @@ std::span<const double> RowMeter::top_now(const Rows& rows, Index row) {
       const float* keep = rows.keep_of_head(h);
       const Index residents = std::count(keep, keep + block.stride, 1.0f);
       top_now_[static_cast<std::size_t>(h)] =
-          outside_largest(block.row(h, block_row), visible, std::min(residents, keys), all, block.stride);
+          outside_largest(histograms_[static_cast<std::size_t>(h)], block.row(h, block_row), visible,
+                          std::min(residents, keys), all, block.stride);
     }
   }
   return top_now_;
 }
 
-/// Missed mass of the row when only its `count` largest weights stay.
-double RowMeter::outside_largest(const float* weights, std::span<const Range> visible, Index count,
-                                 double all, Index stride) {
-  largest_.clear();
-  for (const Range& range : visible) {
-    largest_.insert(largest_.end(), weights + range.begin, weights + range.end);
-  }
-  if (count == static_cast<Index>(largest_.size())) {
-    return 0.0;
-  }
-  const auto smallest_kept = largest_.begin() + count - 1;
-  std::ranges::nth_element(largest_, smallest_kept, std::greater{});
-  const float threshold = *smallest_kept;
-  // Of those equal to the threshold as many stay as there is room for: the newer ones.
-  Index equal =
-      count - std::count_if(largest_.begin(), smallest_kept, [&](float w) { return w > threshold; });
-  top_.assign(static_cast<std::size_t>(stride), 0.0f);
-  for (auto range = visible.rbegin(); range != visible.rend(); ++range) {
-    for (Index j = range->end - 1; j >= range->begin; --j) {
-      const bool stays = weights[j] > threshold || (weights[j] == threshold && equal-- > 0);
-      top_[static_cast<std::size_t>(j)] = stays ? 1.0f : 0.0f;
+void RowMeter::count_weights(const WeightBlock& block, Index row) {
+  top_row_ = row;
+  histograms_.resize(static_cast<std::size_t>(info_.query_heads));
+  for (Index h = 0; h < info_.query_heads; ++h) {
+    Histogram& histogram = histograms_[static_cast<std::size_t>(h)];
+    histogram.outside.clear();
+    histogram.counts.assign(kBins, 0);
+    const float* weights = block.row(h, row);
+    for (const Range& range : block.visible[static_cast<std::size_t>(row)]) {
+      for (Index j = range.begin; j < range.end; ++j) {
+        ++histogram.counts[bin_of(weights[j])];
+      }
     }
   }
-  return std::min(1.0, static_cast<double>(kernels::sum_dropped(weights, top_.data(), stride)) / all);
+}
+
+/// Missed mass of the row when only its `count` largest weights stay.
+double RowMeter::outside_largest(Histogram& histogram, const float* weights, std::span<const Range> visible,
+                                 Index count, double all, Index stride) {
+  const auto known = std::ranges::find(histogram.outside, count, &std::pair<Index, double>::first);
+  if (known != histogram.outside.end()) {
+    return known->second;
+  }
+  // The smallest weight that stays lies in the bin in which counts from the top reach `count`.
+  std::size_t bin = kBins - 1;
+  Index left = count;  // that stay from this bin down
+  for (; histogram.counts[bin] < left; --bin) {
+    left -= histogram.counts[bin];
+  }
+  candidates_.clear();
+  for (const Range& range : visible) {
+    std::copy_if(weights + range.begin, weights + range.end, std::back_inserter(candidates_),
+                 [&](float w) { return bin_of(w) == bin; });
+  }
+  const auto smallest = candidates_.begin() + left - 1;
+  std::ranges::nth_element(candidates_, smallest, std::greater{});
+  const float threshold = *smallest;
+  top_.resize(static_cast<std::size_t>(stride));
+  std::transform(weights, weights + stride, top_.begin(),
+                 [&](float w) { return w > threshold ? 1.0f : 0.0f; });
+  // Of those equal to it as many stay as there is room for: the newer ones.
+  Index equal = left - std::count_if(candidates_.begin(), smallest, [&](float w) { return w > threshold; });
+  for (auto range = visible.rbegin(); range != visible.rend() && equal > 0; ++range) {
+    for (Index j = range->end - 1; j >= range->begin && equal > 0; --j) {
+      if (weights[j] == threshold) {
+        top_[static_cast<std::size_t>(j)] = 1.0f;
+        --equal;
+      }
+    }
+  }
+  const double outside =
+      std::min(1.0, static_cast<double>(kernels::sum_dropped(weights, top_.data(), stride)) / all);
+  histogram.outside.emplace_back(count, outside);
+  return outside;
 }
 
 void RowMeter::measure_outputs(const Rows& rows, Index row, Index kv_head) {

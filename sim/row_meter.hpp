@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "sim/rows.hpp"
@@ -14,7 +16,10 @@ class RowMeter {
   RowMeter(const SequenceInfo& info, View<const float, 3> values);
 
   /// Forgets the outputs of an earlier block. Call before measuring rows of a block.
-  void begin() { outputs_formed_ = false; }
+  void begin() {
+    outputs_formed_ = false;
+    top_row_ = -1;
+  }
 
   /// The metrics of one query head's row; NaN where the row is not in a metric's population.
   struct Measured {
@@ -34,8 +39,15 @@ class RowMeter {
   std::span<const double> top_now(const Rows& rows, Index row);
 
  private:
-  double outside_largest(const float* weights, std::span<const Range> visible, Index count, double all,
-                         Index stride);
+  /// A row's weights by their upper bits: what several selections of its largest share.
+  struct Histogram {
+    std::vector<Index> counts;                      ///< [kBins]
+    std::vector<std::pair<Index, double>> outside;  ///< known answers, by how many stay
+  };
+
+  void count_weights(const WeightBlock& block, Index row);
+  double outside_largest(Histogram& histogram, const float* weights, std::span<const Range> visible,
+                         Index count, double all, Index stride);
   void form_outputs(const WeightBlock& block);
   void measure_outputs(const Rows& rows, Index row, Index kv_head);
   void measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,
@@ -53,7 +65,9 @@ class RowMeter {
   std::vector<double> coefficients_;
   std::vector<double> partial_;
   std::vector<double> top_now_;
-  std::vector<float> largest_;
+  Index top_row_ = -1;                 ///< the block's row that histograms_ are of
+  std::vector<Histogram> histograms_;  ///< [query_heads]
+  std::vector<float> candidates_;
   std::vector<float> top_;
 };
 
