@@ -48,9 +48,9 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   for (const std::vector<std::string>& row : rows) {
     for (std::size_t c = 0; c < row.size(); ++c) {
       const std::string padding(widths[c] - width(row[c]), ' ');
-      const bool last_and_left = c + 1 == row.size() && c == 0;
-      text += c == 0 ? row[c] + (last_and_left ? "" : padding) : "  " + padding + row[c];
+      text += c == 0 ? row[c] + padding : "  " + padding + row[c];
     }
+    text.resize(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
   return text;
