@@ -169,7 +169,7 @@ hid_t hostile_layout(Choices& choose, int rank) {
       H5Pset_layout(properties, H5D_COMPACT);
       return properties;
     case 1:
-      H5Pset_external(properties, "other.bin", 0, H5F_UNLIMITED);
+      H5Pset_external(properties, "no-such-folder/other.bin", 0, H5F_UNLIMITED);
       return properties;
     default:
       break;
