@@ -91,11 +91,11 @@ Expectations expectations(const Arguments& arguments) {
 }
 
 /// Refuses a rule that names no policy of the comparison, or one that the baseline lacks, before any work.
-void check_policies(const Expectations& expected, const std::vector<std::string>& policies) {
+void check_policies(const Expectations& expected, const std::vector<PolicySource>& policies) {
   Json lines = Json::array();  // a summary without figures: what is refused does not depend on them
-  for (const std::string& policy : policies) {
+  for (const PolicySource& policy : policies) {
     Json line;
-    line["policy"] = policy;
+    line["policy"] = policy.spec();
     lines.push_back(line);
   }
   (void)check_rules(expected.rules, lines, baseline_summary(expected));
@@ -149,8 +149,8 @@ void conclude(const std::vector<Check>& checks, std::size_t rule_checks) {
 }
 
 /// Before any work: every output can be made, and replaces nothing that is read.
-void check_files(const Arguments& arguments) {
-  std::vector<std::string> inputs = input_files(arguments.comparison);
+void check_files(const Arguments& arguments, const std::vector<PolicySource>& policies) {
+  std::vector<std::string> inputs = input_files(arguments.comparison, policies);
   if (!arguments.baseline.empty()) {
     inputs.push_back(result_path(arguments.baseline).string());
   }
@@ -169,10 +169,11 @@ struct Measured {
 };
 
 /// folder  keeps logs and series as they come; may be null
-Measured measure(const ComparisonOptions& options, ResultFolder* folder) {
+Measured measure(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
+                 ResultFolder* folder) {
   Measured measured;
   std::vector<std::string> groups;
-  compare(options, [&](const std::vector<RunRecord>& records) {
+  compare(options, policies, [&](const std::vector<RunRecord>& records) {
     for (const RunRecord& record : records) {
       measured.runs.push_back(run_json(record));
       groups.push_back(record.info.group);
@@ -192,15 +193,16 @@ void run(Arguments& arguments) {
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
   }
+  const std::vector<PolicySource> policies = policy_sources(options.policies, options.lock);
   std::optional<OutputFolder> kept_in;
   if (!arguments.out.empty()) {
     kept_in.emplace(arguments.out);
   }
-  check_files(arguments);
+  check_files(arguments, policies);
   const Expectations expected = expectations(arguments);
-  check_policies(expected, canonical_specs(options));
+  check_policies(expected, policies);
   const bool keeps = !arguments.json.empty() || kept_in || expected.baseline;
-  const Json made_from = keeps ? manifest(options) : Json();
+  const Json made_from = keeps ? manifest(options, policies) : Json();
   if (expected.baseline) {
     check_same_data(*expected.baseline, made_from, arguments.baseline);
   }
@@ -208,7 +210,7 @@ void run(Arguments& arguments) {
   if (kept_in) {
     folder.emplace(kept_in->path(), made_from);
   }
-  const Measured measured = measure(options, folder ? &*folder : nullptr);
+  const Measured measured = measure(options, policies, folder ? &*folder : nullptr);
   std::vector<Check> checks = check_rules(expected.rules, measured.summary, baseline_summary(expected));
   const std::size_t rule_checks = checks.size();
   std::ranges::move(check_equal_bytes(measured.summary, arguments.allow_unequal), std::back_inserter(checks));

@@ -8,7 +8,6 @@
 
 #include "analysis/optimal.hpp"
 #include "sim/cli/parallel.hpp"
-#include "sim/cli/policy_source.hpp"
 #include "sim/cli/progress.hpp"
 #include "sim/cli/sha256.hpp"
 #include "traces/trace_file.hpp"
@@ -17,18 +16,6 @@ namespace hae::cli {
 namespace {
 
 using Policies = std::vector<std::shared_ptr<const Policy>>;
-
-std::vector<PolicySource> policy_sources(const ComparisonOptions& options) {
-  std::vector<PolicySource> sources;
-  for (const std::string& spec : options.policies) {
-    sources.emplace_back(spec, options.lock);
-    const std::string& canonical = sources.back().spec();
-    if (std::ranges::count(sources, canonical, &PolicySource::spec) > 1) {
-      throw ConfigError("policy '" + canonical + "' is given twice; give it once");
-    }
-  }
-  return sources;
-}
 
 /// Whether a user's word names a sequence of a file: by its name, or where no sequence has that name by its
 /// index.
@@ -87,8 +74,8 @@ struct Job {
 
 class Comparison {
  public:
-  explicit Comparison(const ComparisonOptions& options)
-      : options_(options), sources_(policy_sources(options)), parallel_(options.threads) {
+  Comparison(const ComparisonOptions& options, const std::vector<PolicySource>& policies)
+      : options_(options), sources_(policies), parallel_(options.threads) {
     const bool hashes = std::ranges::any_of(
         sources_, [](const PolicySource& source) { return source.log_path().has_value(); });
     for (const std::string& path : options.traces) {
@@ -171,7 +158,7 @@ class Comparison {
   }
 
   const ComparisonOptions& options_;
-  std::vector<PolicySource> sources_;
+  const std::vector<PolicySource>& sources_;
   Parallel parallel_;
   std::vector<std::unique_ptr<traces::TraceFile>> files_;
   std::vector<std::string> hashes_;  ///< [traces] SHA-256, empty where no policy asks for it
@@ -183,26 +170,20 @@ class Comparison {
 
 }  // namespace
 
-std::vector<std::string> canonical_specs(const ComparisonOptions& options) {
-  std::vector<std::string> specs;
-  for (const PolicySource& source : policy_sources(options)) {
-    specs.push_back(source.spec());
-  }
-  return specs;
-}
-
-std::vector<std::string> input_files(const ComparisonOptions& options) {
+std::vector<std::string> input_files(const ComparisonOptions& options,
+                                     const std::vector<PolicySource>& policies) {
   std::vector<std::string> files = options.traces;
-  for (const std::string& policy : options.policies) {
-    if (std::optional<std::string> path = log_path(policy)) {
-      files.push_back(std::move(*path));
+  for (const PolicySource& policy : policies) {
+    if (policy.log_path()) {
+      files.push_back(*policy.log_path());
     }
   }
   return files;
 }
 
-void compare(const ComparisonOptions& options, const std::function<void(std::vector<RunRecord>)>& take) {
-  Comparison(options).run(take);
+void compare(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
+             const std::function<void(std::vector<RunRecord>)>& take) {
+  Comparison(options, policies).run(take);
 }
 
 }  // namespace hae::cli

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/cli/policy_source.hpp"
 #include "sim/match.hpp"
 #include "sim/replay.hpp"
 
@@ -23,14 +24,9 @@ struct ComparisonOptions {
   bool lock = true;
 };
 
-/// The policies' canonical specs, before any work.
-/// throws  ConfigError for an unknown policy or option, or one policy given twice; TraceError for a bad run
-/// file
-std::vector<std::string> canonical_specs(const ComparisonOptions& options);
-
 /// The files that will be read: traces, and the run files of stored logs.
-/// throws  ConfigError for a bad spec of a stored log
-std::vector<std::string> input_files(const ComparisonOptions& options);
+std::vector<std::string> input_files(const ComparisonOptions& options,
+                                     const std::vector<PolicySource>& policies);
 
 /// One policy's run over one sequence.
 struct RunRecord {
@@ -49,7 +45,10 @@ struct RunRecord {
 /// in order of traces, sequences and policies, on one thread at a time. As many sequences' measurements are
 /// held as there are threads.
 ///
-/// throws  ConfigError for an unknown policy, option or sequence; TraceError for a bad trace
-void compare(const ComparisonOptions& options, const std::function<void(std::vector<RunRecord>)>& take);
+/// policies  options.policies, by policy_sources()
+/// throws    ConfigError for an unknown sequence or an option that turns out impossible; TraceError for a bad
+///           trace
+void compare(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
+             const std::function<void(std::vector<RunRecord>)>& take);
 
 }  // namespace hae::cli

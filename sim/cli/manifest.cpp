@@ -9,7 +9,6 @@
 #include <string_view>
 #include <thread>
 
-#include "sim/cli/policy_source.hpp"
 #include "sim/cli/sha256.hpp"
 
 namespace hae::cli {
@@ -78,7 +77,7 @@ std::string version_text() {
   return fmt::format("hae {} ({}, {}), backends: reference", HAE_VERSION, HAE_COMPILER, HAE_BUILD_TYPE);
 }
 
-nlohmann::ordered_json manifest(const ComparisonOptions& options) {
+nlohmann::ordered_json manifest(const ComparisonOptions& options, const std::vector<PolicySource>& policies) {
   utsname system{};
   uname(&system);
   const auto hashed = [](const std::string& path) {
@@ -97,9 +96,9 @@ nlohmann::ordered_json manifest(const ComparisonOptions& options) {
     json["traces"].push_back(hashed(path));
   }
   json["logs"] = nlohmann::ordered_json::array();
-  for (const std::string& policy : options.policies) {
-    if (const std::optional<std::string> path = log_path(policy)) {
-      json["logs"].push_back(hashed(*path));
+  for (const PolicySource& policy : policies) {
+    if (policy.log_path()) {
+      json["logs"].push_back(hashed(*policy.log_path()));
     }
   }
   json["policies"] = options.policies;

@@ -28,14 +28,6 @@ const reference::PolicyInfo kLog = {
     nullptr,  // There is no log for all sequences: see PolicySource.
 };
 
-reference::Options log_options(const std::string& spec) {
-  reference::Options options(spec, kLogOptions);
-  if (!options.given("path")) {
-    options.fail("path");
-  }
-  return options;
-}
-
 /// Specs of the policies in a file, in order of appearance.
 std::vector<std::string> specs_of(const traces::StoredRuns& stored) {
   std::vector<std::string> specs;
@@ -56,20 +48,16 @@ std::vector<reference::PolicyInfo> known_policies() {
   return all;
 }
 
-std::optional<std::string> log_path(const std::string& spec) {
-  if (reference::Options::name_of(spec) != kLogName) {
-    return std::nullopt;
-  }
-  return log_options(spec).text("path");
-}
-
 PolicySource::PolicySource(const std::string& spec, bool lock) {
   if (reference::Options::name_of(spec) != kLogName) {
     policy_ = reference::make_policy(spec);
     spec_ = policy_->spec();
     return;
   }
-  const reference::Options options = log_options(spec);
+  const reference::Options options(spec, kLogOptions);
+  if (!options.given("path")) {
+    options.fail("path");
+  }
   spec_ = options.canonical();
   log_path_ = options.text("path");
   stored_ = traces::read_runs(*log_path_, lock);
@@ -99,6 +87,18 @@ std::shared_ptr<const Policy> PolicySource::of(const SequenceInfo& sequence,
   throw TraceError(*log_path_ + ": holds no run of sequence '" + sequence.name +
                    "' of a trace with SHA-256 " + trace_sha256 +
                    "; name the trace that the runs were made from");
+}
+
+std::vector<PolicySource> policy_sources(const std::vector<std::string>& specs, bool lock) {
+  std::vector<PolicySource> sources;
+  for (const std::string& spec : specs) {
+    sources.emplace_back(spec, lock);
+    const std::string& canonical = sources.back().spec();
+    if (std::ranges::count(sources, canonical, &PolicySource::spec) > 1) {
+      throw ConfigError("policy '" + canonical + "' is given twice; give it once");
+    }
+  }
+  return sources;
 }
 
 }  // namespace hae::cli

@@ -14,10 +14,6 @@ namespace hae::cli {
 /// Every policy that a spec can name: the table's, and `log`.
 std::vector<reference::PolicyInfo> known_policies();
 
-/// The run file that a spec names; none for a policy of the table.
-/// throws  ConfigError for an unknown option of `log`, or a log without a path
-std::optional<std::string> log_path(const std::string& spec);
-
 /// A policy as a command line names it: one of the table's for every sequence, or `log:path=RUN.h5`, a stored
 /// run, which is another policy for each sequence.
 class PolicySource {
@@ -44,5 +40,12 @@ class PolicySource {
   std::optional<std::string> log_path_;
   traces::StoredRuns stored_;  ///< the runs of one policy
 };
+
+/// The policies of a command, in its order; run files are read.
+///
+/// lock    hold a shared lock on a run file while it is read
+/// throws  ConfigError for an unknown policy or option, or one policy given twice; TraceError for a bad run
+/// file
+std::vector<PolicySource> policy_sources(const std::vector<std::string>& specs, bool lock);
 
 }  // namespace hae::cli

@@ -37,17 +37,17 @@ void run(const Arguments& arguments) {
   options.policies = {arguments.policy};
   options.optimal = false;
   apply(arguments.replay, options);
-  check_outputs({arguments.out}, input_files(options));
-  (void)canonical_specs(options);  // A mistake in the policy is found before any file is hashed.
+  const std::vector<PolicySource> policies = policy_sources(options.policies, options.lock);
+  check_outputs({arguments.out}, input_files(options, policies));
   std::optional<traces::RunWriter> out;
   if (!arguments.out.empty()) {
-    const Json made_from = manifest(options);
+    const Json made_from = manifest(options, policies);
     out.emplace(arguments.out, json_text(made_from), stored_traces(made_from));
   }
   Json runs = Json::array();
   std::vector<std::string> groups;
   std::vector<std::pair<Index, EvictionLog>> logs;  // with the sequence's index
-  compare(options, [&](std::vector<RunRecord> records) {
+  compare(options, policies, [&](std::vector<RunRecord> records) {
     RunRecord& record = records.front();
     runs.push_back(run_json(record));
     groups.push_back(record.info.group);

@@ -283,11 +283,12 @@ void run(const Arguments& arguments) {
   options.threads = arguments.threads;
   options.lock = !arguments.no_lock;
   Verdict verdict(stored);
-  compare(options, [&](const std::vector<RunRecord>& records) {
-    for (const RunRecord& record : records) {
-      verdict.take(record);
-    }
-  });
+  compare(options, policy_sources(options.policies, options.lock),
+          [&](const std::vector<RunRecord>& records) {
+            for (const RunRecord& record : records) {
+              verdict.take(record);
+            }
+          });
   verdict.conclude();
 }
 
