@@ -96,6 +96,14 @@ def test_the_optimum_is_the_least_of_all_evictions():
     assert len(happened) == 3 and min(happened.values()) >= 5
 
 
+def trace_of(rows):
+    """One layer and head of attention, row i over its i + 1 keys, after a prompt of one token."""
+    attention = np.zeros((1, 1, len(rows), len(rows)), F32)
+    for query, row in enumerate(rows):
+        attention[0, 0, query, : query + 1] = row
+    return Trace.from_arrays({"attention": attention, "prompt": 1})
+
+
 def test_the_optimum_keeps_what_is_needed_once_more():
     # Rows of tokens 1, 2, 3 after a prompt of one; two residents at each attention, so one goes in
     # step 1 and one in step 2.
@@ -104,10 +112,7 @@ def test_the_optimum_keeps_what_is_needed_once_more():
     #   step 3: row (0, 1/2, 1/4, 1/4)         1 is gone: 1/2, and 0 may go: 1/2 in all;
     #                                          0 is gone and 2 goes: 3/4 + 1/4
     rows = [[1], [0.5, 0.5], [0.75, 0, 0.25], [0, 0.5, 0.25, 0.25]]
-    attention = np.zeros((1, 1, 4, 4), F32)
-    for query, row in enumerate(rows):
-        attention[0, 0, query, : query + 1] = row
-    trace = Trace.from_arrays({"attention": attention, "prompt": 1})
+    trace = trace_of(rows)
     assert optimal_total(trace, {(0, -1): [2, 2, 2]}) == 0.5
     # With a second resident more in step 3, 1 still has to go for step 2 to miss nothing.
     assert optimal_total(trace, {(0, -1): [2, 2, 3]}) == 0.5
@@ -119,10 +124,7 @@ def test_the_optimum_keeps_what_is_needed_once_more():
 def test_a_token_may_go_in_the_step_it_came_and_the_prompt_in_step_0():
     # One resident at each attention but the new token: 1 + 1. All later rows look at token 0.
     rows = [[1], [0.5, 0.5], [0.5, 0, 0.5], [0.5, 0, 0, 0.5]]
-    attention = np.zeros((1, 1, 4, 4), F32)
-    for query, row in enumerate(rows):
-        attention[0, 0, query, : query + 1] = row
-    trace = Trace.from_arrays({"attention": attention, "prompt": 1})
+    trace = trace_of(rows)
     assert optimal_total(trace, {(0, -1): [2, 2, 2]}) == 0.0  # tokens 1 and 2 go as they came
     assert optimal_total(trace, {(0, -1): [1, 1, 1]}) == 1.5  # token 0 had to go in step 0
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "tests/traces/fixtures.hpp"
+#include "tests/traces/imported.hpp"
 #include "traces/check.hpp"
 #include "traces/float16.hpp"
 
@@ -79,38 +79,16 @@ AttentionSaverOptions of_prompt(Index prompt, std::vector<Range> images = {}) {
 
 /// Something that makes a file, an import of it, and what came out.
 template <typename Make>
-class Imported {
+class Imported : public ImportedTrace {
  public:
   explicit Imported(Make make, const AttentionSaverOptions& options = of_prompt(2)) {
     {
-      RecordedFile file(scratch_ / "in.h5");
+      RecordedFile file(scratch() / "in.h5");
       make(file);
     }
-    import_attention_saver(scratch_ / "in.h5", scratch_ / "out.h5", options);
-    trace_.emplace(scratch_ / "out.h5");
-    sequence_ = trace_->open(0);
+    import_attention_saver(scratch() / "in.h5", to(), options);
+    open();
   }
-
-  [[nodiscard]] TraceFile& trace() { return *trace_; }
-  [[nodiscard]] const SequenceInfo& info() const { return sequence_->info(); }
-
-  [[nodiscard]] std::vector<float> prompt_rows(Index layer) {
-    std::vector<float> rows(static_cast<std::size_t>(info().query_heads * info().prompt * info().prompt));
-    sequence_->layer(layer)->read_prompt_attention(
-        {0, info().prompt}, {rows.data(), {info().query_heads, info().prompt, info().prompt}});
-    return rows;
-  }
-
-  [[nodiscard]] std::vector<float> first_step(Index layer) {
-    std::vector<float> rows(static_cast<std::size_t>(info().query_heads * (info().prompt + 1)));
-    sequence_->layer(layer)->read_decode_attention(1, {rows.data(), {info().query_heads, info().prompt + 1}});
-    return rows;
-  }
-
- private:
-  Scratch scratch_;
-  std::optional<TraceFile> trace_;
-  std::unique_ptr<Sequence> sequence_;
 };
 
 template <typename Error, typename Make>
@@ -120,18 +98,8 @@ void expect_throw(Make make, const std::vector<std::string>& words, const Attent
     RecordedFile file(scratch / "in.h5");
     make(file);
   }
-  try {
-    import_attention_saver(scratch / "in.h5", scratch / "out.h5", options);
-    ADD_FAILURE() << "accepted";
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    for (const std::string& word : words) {
-      EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' is not in: " << message;
-    }
-  }
-  EXPECT_FALSE(std::filesystem::exists(scratch / "out.h5"));
-  EXPECT_FALSE(std::filesystem::exists(scratch / "out.h5.partial"));
+  expect_import_error<Error>([&](const auto& to) { import_attention_saver(scratch / "in.h5", to, options); },
+                             words);
 }
 
 template <typename Make>

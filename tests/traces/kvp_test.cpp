@@ -8,7 +8,7 @@
 #include <limits>
 #include <map>
 
-#include "tests/traces/fixtures.hpp"
+#include "tests/traces/imported.hpp"
 #include "traces/float16.hpp"
 
 namespace hae::traces::test {
@@ -137,54 +137,19 @@ KvpOptions of_prompt(Index prompt, std::vector<Range> images = {}) {
   return options;
 }
 
-class Imported {
+class Imported : public ImportedTrace {
  public:
   explicit Imported(const Recording& files, const KvpOptions& options = of_prompt(2)) {
-    write(scratch_ / "sample", files);
-    import_kvp(scratch_ / "sample/", scratch_ / "out.h5", options);
-    trace_.emplace(scratch_ / "out.h5");
-    sequence_ = trace_->open(0);
+    write(scratch() / "sample", files);
+    import_kvp(scratch() / "sample/", to(), options);
+    open();
   }
-
-  [[nodiscard]] TraceFile& trace() { return *trace_; }
-  [[nodiscard]] const SequenceInfo& info() const { return sequence_->info(); }
-  [[nodiscard]] std::vector<float> keys(Index layer) { return flat(sequence_->layer(layer)->keys()); }
-  [[nodiscard]] std::vector<float> values(Index layer) { return flat(sequence_->layer(layer)->values()); }
-  [[nodiscard]] std::vector<float> queries(Index layer) {
-    const Index heads = info().query_heads;
-    std::vector<float> memory(static_cast<std::size_t>(heads * info().tokens * *info().head_dim));
-    sequence_->layer(layer)->read_queries({0, info().tokens},
-                                          {memory.data(), {heads, info().tokens, *info().head_dim}});
-    return memory;
-  }
-
- private:
-  /// Copied at once: the view ends with its layer.
-  static std::vector<float> flat(View<const float, 3> view) {
-    return {view.data(), view.data() + view.size()};
-  }
-
-  Scratch scratch_;
-  std::optional<TraceFile> trace_;
-  std::unique_ptr<Sequence> sequence_;
 };
 
 void expect_import_refused(const fs::path& directory, const std::vector<std::string>& words,
                            const KvpOptions& options = of_prompt(2)) {
-  const Scratch scratch;
-  try {
-    import_kvp(directory, scratch / "out.h5", options);
-    ADD_FAILURE() << "accepted";
-  } catch (const TraceError& error) {
-    const std::string message = error.what();
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    EXPECT_TRUE(message.starts_with(directory.string())) << message;
-    for (const std::string& word : words) {
-      EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' is not in: " << message;
-    }
-  }
-  EXPECT_FALSE(fs::exists(scratch / "out.h5"));
-  EXPECT_FALSE(fs::exists(scratch / "out.h5.partial"));
+  expect_import_error<TraceError>([&](const fs::path& to) { import_kvp(directory, to, options); }, words,
+                                  directory.string());
 }
 
 void expect_import_refused(const Recording& files, const std::vector<std::string>& words) {
@@ -196,13 +161,8 @@ void expect_import_refused(const Recording& files, const std::vector<std::string
 void expect_rejected(const KvpOptions& options, const std::string& word) {
   const Scratch scratch;
   write(scratch / "sample", recording());
-  try {
-    import_kvp(scratch / "sample", scratch / "out.h5", options);
-    ADD_FAILURE() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
-  }
-  EXPECT_FALSE(fs::exists(scratch / "out.h5"));
+  expect_import_error<ConfigError>([&](const fs::path& to) { import_kvp(scratch / "sample", to, options); },
+                                   {word});
 }
 
 std::vector<float> joined(std::vector<float> first, const std::vector<float>& second) {
