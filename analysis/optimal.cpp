@@ -12,10 +12,6 @@
 namespace hae::analysis {
 namespace {
 
-std::size_t at(Index i) {
-  return static_cast<std::size_t>(i);
-}
-
 /// A lane and its residents at the attention of each step.
 struct Demand {
   Index layer;

@@ -7,10 +7,6 @@
 namespace hae::reference {
 namespace {
 
-std::size_t at(Index i) {
-  return static_cast<std::size_t>(i);
-}
-
 class ScoreRun final : public Run {
  public:
   ScoreRun(const ScorePolicy& policy, const SequenceInfo& info)

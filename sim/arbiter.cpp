@@ -4,14 +4,6 @@
 #include <string>
 
 namespace hae {
-namespace {
-
-std::size_t at(Index i) {
-  return static_cast<std::size_t>(i);
-}
-
-}  // namespace
-
 void Arbiter::prefill(const Decision& decision, Moment moment, Index layer) {
   HAE_EXPECTS(decision.mark.empty());
   note(decision);

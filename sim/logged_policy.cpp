@@ -147,7 +147,6 @@ class LoggedState final : public Run {
   [[nodiscard]] Limits limits(Index /*layer*/) const override { return {}; }
 
  private:
-  static std::size_t at(Index i) { return static_cast<std::size_t>(i); }
   StepEvents& events(Index layer, Index step) { return decode_[at(layer)][at(step - 1)]; }
 
   std::vector<Evict> within_;

@@ -16,10 +16,6 @@ namespace {
 
 constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 
-std::size_t at(Index i) {
-  return static_cast<std::size_t>(i);
-}
-
 void for_each(const ForEach& parallel, Index count, const std::function<void(Index)>& task) {
   if (parallel) {
     return parallel(count, task);

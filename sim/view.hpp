@@ -13,6 +13,11 @@ namespace hae {
 /// Every size, position and offset is signed and 64 bits wide: n * n passes 2^31 at n = 46,341.
 using Index = std::int64_t;
 
+/// An index as the standard library's containers take it.
+inline std::size_t at(Index i) {
+  return static_cast<std::size_t>(i);
+}
+
 /// Holds the product of any two Index values exactly.
 __extension__ typedef __int128 WideIndex;
 
