@@ -1,42 +1,11 @@
 #pragma once
 
 #include <map>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "sim/metrics.hpp"
-#include "sim/policy.hpp"
+#include "sim/active_run.hpp"
 
 namespace hae {
-
-/// What one part of a run writes down: the prefill, or the decoding of one layer. Parts write at the same
-/// time, each into its own.
-struct Ledger {
-  std::vector<LogEntry> entries;
-  std::vector<std::string> warnings;
-  Index removed_all_rows = 0;
-  Index masked_rows = 0;
-  Index lowered_weights = 0;
-};
-
-/// Everything the engine keeps of one policy's run over one sequence.
-struct ActiveRun {
-  std::shared_ptr<const Policy> policy;
-  std::unique_ptr<Run> state;
-  std::vector<LayerCache> caches;          ///< [layers begun so far]
-  std::vector<std::vector<Index>> within;  ///< [layers] prompt tokens that give no row and no key, ascending
-  std::vector<std::vector<Evict>> after;  ///< [layers] evictions that wait for the end of the layer's prefill
-  Ledger prefill;
-  std::vector<Ledger> decode;  ///< [layers]
-  RunResult result;            ///< result.limits is set when the prefill is over
-};
-
-/// The lane of a cache as the log names it.
-inline Index logged_lane(LaneKind kind, Index lane) {
-  return kind == LaneKind::layer ? kLayerLane : lane;
-}
 
 /// When a policy decides in the prefill.
 enum class Moment { prune, fit, balance };
@@ -46,8 +15,7 @@ enum class Moment { prune, fit, balance };
 class Arbiter {
  public:
   /// ledger  where evictions and warnings are written
-  Arbiter(ActiveRun& run, const SequenceInfo& info, Ledger& ledger)
-      : run_(run), info_(info), ledger_(ledger) {}
+  Arbiter(ActiveRun& run, Ledger& ledger) : run_(run), info_(run.info), ledger_(ledger) {}
 
   /// Applies a prefill decision taken at `layer`, the last one whose prefill has begun.
   void prefill(const Decision& decision, Moment moment, Index layer);

@@ -19,6 +19,14 @@ LayerCache::LayerCache(const SequenceInfo& info, LaneKind kind)
   }
 }
 
+std::vector<std::span<const float>> LayerCache::keep_by_lane() const {
+  std::vector<std::span<const float>> all;
+  for (const Lane& lane : lanes_) {
+    all.emplace_back(lane.keep);
+  }
+  return all;
+}
+
 Index LayerCache::recent_begin(Index lane, Index recent) const {
   Index begin = joined_;
   for (Index found = 0; found < recent && begin > 0;) {

@@ -47,6 +47,9 @@ class LayerCache {
   /// 1 where a position is resident, 0 elsewhere; padded to a multiple of 32.
   [[nodiscard]] std::span<const float> keep(Index lane) const { return at(lane).keep; }
 
+  /// keep() of every lane.
+  [[nodiscard]] std::vector<std::span<const float>> keep_by_lane() const;
+
   /// First position among the newest `recent` residents, pending ones counted; joined() when recent is 0.
   [[nodiscard]] Index recent_begin(Index lane, Index recent) const;
 

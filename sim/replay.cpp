@@ -1,20 +1,15 @@
 #include "sim/replay.hpp"
 
 #include <algorithm>
-#include <cfenv>
-#include <limits>
 #include <map>
 #include <mutex>
-#include <tuple>
 
-#include "sim/arbiter.hpp"
+#include "sim/active_run.hpp"
 #include "sim/row_kernels.hpp"
 #include "sim/row_meter.hpp"
 
 namespace hae {
 namespace {
-
-constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 
 void for_each(const ForEach& parallel, Index count, const std::function<void(Index)>& task) {
   if (parallel) {
@@ -39,7 +34,7 @@ class SequenceReplay {
       check_needs(*policy);
     }
     for (const std::shared_ptr<const Policy>& policy : policies) {
-      start(policy);
+      runs_.emplace_back(policy, info_);
     }
   }
 
@@ -48,21 +43,18 @@ class SequenceReplay {
       prefill(layer);
     }
     for (ActiveRun& run : runs_) {
-      end_prefill(run);
+      run.end_prefill();
     }
-    decode();
+    // Layers share nothing in decoding: each writes into its own caches, ledgers and parts of the results.
+    for_each(options_.for_each, info_.layers, [&](Index layer) { decode_layer(layer); });
     std::vector<RunResult> results;
     for (ActiveRun& run : runs_) {
-      merge(run);
-      finish(run);
-      results.push_back(std::move(run.result));
+      results.push_back(run.finish(info_.steps()));
     }
     return results;
   }
 
  private:
-  using DecodeStates = std::vector<std::unique_ptr<LayerDecode>>;  ///< [runs], of one layer
-
   /// Runs whose caches hold the same tokens share everything computed from a row.
   struct Group {
     std::vector<ActiveRun*> runs;
@@ -90,22 +82,6 @@ class SequenceReplay {
     }
   }
 
-  void start(const std::shared_ptr<const Policy>& policy) {
-    ActiveRun& run = runs_.emplace_back();
-    run.policy = policy;
-    run.state = policy->begin(info_);
-    run.within.resize(at(info_.layers));
-    run.after.resize(at(info_.layers));
-    run.caches.reserve(at(info_.layers));
-    run.result.lanes = policy->lanes();
-    run.decode.resize(at(info_.layers));
-    const Index lanes = info_.layers * lane_count(info_, policy->lanes());
-    run.result.attention_tokens.resize(at(lanes * info_.steps()));
-    run.result.final_tokens.resize(at(lanes));
-    run.result.decode = Series(info_.layers, info_.query_heads, info_.steps());
-    run.result.top_now.assign(at(info_.layers * info_.query_heads * info_.steps()), kAbsent);
-  }
-
   /// Rows whose weights fill about 4 MiB.
   [[nodiscard]] Index block_rows() const {
     if (options_.block_rows > 0) {
@@ -117,16 +93,13 @@ class SequenceReplay {
 
   void prefill(Index layer) {
     for (ActiveRun& run : runs_) {
-      begin_layer(run, layer);
+      run.begin_layer(layer);
     }
     if (options_.prompt_rows) {
       observe_prompt(layer);
     }
     for (ActiveRun& run : runs_) {
-      Arbiter arbiter(run, info_, run.prefill);
-      arbiter.deferred(layer);
-      arbiter.prefill(run.state->prune(layer, run.caches.back()), Moment::prune, layer);
-      arbiter.prefill(run.state->fit(layer, run.caches.back()), Moment::fit, layer);
+      run.end_layer_prefill(layer);
     }
   }
 
@@ -160,33 +133,6 @@ class SequenceReplay {
     }
   }
 
-  void begin_layer(ActiveRun& run, Index layer) {
-    LayerCache& cache = run.caches.emplace_back(info_, run.policy->lanes());
-    const std::vector<Index>& within = run.within[at(layer)];
-    auto missing = within.begin();
-    for (Index token = 0; token < info_.prompt; ++token) {
-      if (missing != within.end() && *missing == token) {
-        cache.skip(token);
-        ++missing;
-      } else {
-        cache.join(token);
-      }
-    }
-    run.result.prefill_tokens += cache.residents(0) * cache.lanes();
-  }
-
-  /// Decides what spans layers, then holds the policy to its limits.
-  void end_prefill(ActiveRun& run) {
-    Arbiter arbiter(run, info_, run.prefill);
-    arbiter.prefill(run.state->balance(run.caches), Moment::balance, info_.layers - 1);
-    for (Index layer = 0; layer < info_.layers; ++layer) {
-      run.result.limits.push_back(run.state->limits(layer));
-    }
-    for (Index layer = 0; layer < info_.layers; ++layer) {
-      arbiter.check_capacity(0, layer);
-    }
-  }
-
   void observe(const Group& group, const std::vector<Index>& within, const WeightBlock& block,
                RowMeter& meter) {
     std::vector<Index> present;
@@ -202,7 +148,7 @@ class SequenceReplay {
     for (Index r = 0; !within.empty() && r < rows.rows(); ++r) {
       const std::span<const RowMeter::Measured> measured = meter.measure(rows, r);
       for (ActiveRun* run : group.runs) {
-        store(measured, run->result.prefill, rows.layer(), rows.query(r), run->prefill);
+        run->store_prompt_row(measured, rows.layer(), rows.query(r));
       }
     }
     for (ActiveRun* run : group.runs) {
@@ -210,33 +156,16 @@ class SequenceReplay {
     }
   }
 
-  /// Layers share nothing in decoding: each writes into its own caches, ledgers and parts of the results.
-  void decode() {
-    std::vector<DecodeStates> states(at(info_.layers));
-    for (Index layer = 0; layer < info_.layers; ++layer) {
-      for (ActiveRun& run : runs_) {
-        states[at(layer)].push_back(run.state->decode(layer));
-      }
-    }
-    for_each(options_.for_each, info_.layers, [&](Index layer) {
-      decode_layer(layer, states[at(layer)]);
-      states[at(layer)].clear();
-    });
-  }
-
-  void decode_layer(Index layer, DecodeStates& states) {
+  void decode_layer(Index layer) {
     if (info_.steps() > 0) {
-      decode_steps(layer, states);
+      decode_steps(layer);
     }
     for (ActiveRun& run : runs_) {
-      const LayerCache& cache = run.caches[at(layer)];
-      for (Index lane = 0; lane < cache.lanes(); ++lane) {
-        run.result.final_tokens[at(layer * cache.lanes() + lane)] = cache.residents(lane);
-      }
+      run.decoding[at(layer)].reset();
     }
   }
 
-  void decode_steps(Index layer, DecodeStates& states) {
+  void decode_steps(Index layer) {
     const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
     RowMeter meter(info_, finite_values(*payload, layer));
     LayerWeights weights(info_, layer, info_.tokens, *payload, options_.nan, where_);
@@ -245,7 +174,7 @@ class SequenceReplay {
       weights.decode({begin, std::min(info_.steps() + 1, begin + block_rows())}, block);
       meter.begin();
       for (Index r = 0; r < block.rows(); ++r) {
-        decode_step(layer, begin + r, block, r, meter, states);
+        decode_step(layer, begin + r, block, r, meter);
       }
       report(block.rows());
     }
@@ -254,68 +183,35 @@ class SequenceReplay {
     }
   }
 
-  void decode_step(Index layer, Index step, const WeightBlock& block, Index block_row, RowMeter& meter,
-                   DecodeStates& states) {
+  void decode_step(Index layer, Index step, const WeightBlock& block, Index block_row, RowMeter& meter) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
-      LayerCache& cache = runs_[i].caches[at(layer)];
-      cache.join(info_.prompt + step - 1);
-      record_sizes(runs_[i].result, cache, layer, step);
+      runs_[i].join(layer, step);
+      const LayerCache& cache = runs_[i].caches[at(layer)];
       const auto same = std::ranges::find_if(groups, [&](const std::vector<std::size_t>& group) {
         return runs_[group.front()].caches[at(layer)].same_residents(cache);
       });
       (same == groups.end() ? groups.emplace_back() : *same).push_back(i);
     }
     for (const std::vector<std::size_t>& group : groups) {
-      share_step(layer, step, Rows(block, {block_row}, lanes_of(runs_[group.front()].caches[at(layer)])),
-                 meter, group, states);
+      share_step(layer, step, Rows(block, {block_row}, runs_[group.front()].caches[at(layer)].keep_by_lane()),
+                 meter, group);
     }
   }
 
   /// One step of runs with equal residents: all of them decide before any cache changes.
   void share_step(Index layer, Index step, const Rows& row, RowMeter& meter,
-                  const std::vector<std::size_t>& group, DecodeStates& states) {
+                  const std::vector<std::size_t>& group) {
     const std::span<const RowMeter::Measured> measured = meter.measure(row, 0);
     const std::span<const double> top_now = meter.top_now(row, 0);
     std::vector<Decision> decisions;
     for (const std::size_t i : group) {
-      RunResult& result = runs_[i].result;
-      store(measured, result.decode, layer, step - 1, runs_[i].decode[at(layer)]);
-      for (Index h = 0; h < info_.query_heads; ++h) {
-        result.top_now[at((layer * info_.query_heads + h) * info_.steps() + step - 1)] = top_now[at(h)];
-      }
-      decisions.push_back(states[i]->step(row, runs_[i].caches[at(layer)]));
+      ActiveRun& run = runs_[i];
+      run.store_decode_row(measured, top_now, layer, step);
+      decisions.push_back(run.decoding[at(layer)]->step(row, run.caches[at(layer)]));
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
-      ActiveRun& run = runs_[group[i]];
-      Arbiter(run, info_, run.decode[at(layer)]).decode(decisions[i], step, layer);
-    }
-  }
-
-  static std::vector<std::span<const float>> lanes_of(const LayerCache& cache) {
-    std::vector<std::span<const float>> keep;
-    for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      keep.push_back(cache.keep(lane));
-    }
-    return keep;
-  }
-
-  void record_sizes(RunResult& result, const LayerCache& cache, Index layer, Index step) const {
-    for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      result.attention_tokens[at((layer * cache.lanes() + lane) * info_.steps() + step - 1)] =
-          cache.residents(lane);
-    }
-  }
-
-  static void store(std::span<const RowMeter::Measured> measured, Series& series, Index layer, Index row,
-                    Ledger& ledger) {
-    for (Index h = 0; h < series.query_heads; ++h) {
-      const RowMeter::Measured& m = measured[at(h)];
-      series.at(Metric::missed_mass, layer, h, row) = m.missed_mass;
-      series.at(Metric::kl, layer, h, row) = m.kl;
-      series.at(Metric::output_error, layer, h, row) = m.output_error;
-      series.at(Metric::output_error_relative, layer, h, row) = m.output_error_relative;
-      ledger.removed_all_rows += m.removed_all ? 1 : 0;
+      runs_[group[i]].apply(decisions[i], layer, step);
     }
   }
 
@@ -350,68 +246,6 @@ class SequenceReplay {
                       static_cast<double>(info_.layers * (prompt + info_.steps())));
   }
 
-  /// Brings the parts of a run together, in the order of layers.
-  static void merge(ActiveRun& run) {
-    RunResult& result = run.result;
-    const auto add = [&](Ledger& part) {
-      result.log.entries.insert(result.log.entries.end(), part.entries.begin(), part.entries.end());
-      std::ranges::move(part.warnings, std::back_inserter(result.warnings));
-      result.removed_all_rows += part.removed_all_rows;
-      result.masked_rows += part.masked_rows;
-      result.lowered_weights += part.lowered_weights;
-    };
-    add(run.prefill);
-    std::ranges::for_each(run.decode, add);
-    std::ranges::sort(result.log.entries, {},
-                      [](const LogEntry& e) { return std::tuple(e.step, e.layer, e.lane, e.token); });
-  }
-
-  void finish(ActiveRun& run) const {
-    RunResult& result = run.result;
-    for (Index layer = 0; layer < info_.layers; ++layer) {
-      const LayerCache& cache = run.caches[at(layer)];
-      for (Index lane = 0; lane < cache.lanes(); ++lane) {
-        std::vector<Index> pending(cache.pending(lane).begin(), cache.pending(lane).end());
-        std::ranges::sort(pending);
-        for (const Index token : pending) {
-          result.log.pending.push_back(
-              {layer, logged_lane(cache.kind(), lane), token, cache.pending_since(lane, token)});
-        }
-      }
-    }
-    result.moved = count_moved(info_, result.log);
-    note_count(result, "NaN or infinite weights counted as 0", result.lowered_weights);
-    note_count(result, "masked rows, which attend to nothing", result.masked_rows);
-    note_count(result, "rows that lost all their attention mass", result.removed_all_rows);
-    warn_if_nothing_generated_stays(run);
-  }
-
-  static void note_count(RunResult& result, const char* what, Index count) {
-    if (count > 0) {
-      result.warnings.push_back(std::string(what) + ": " + std::to_string(count));
-    }
-  }
-
-  void warn_if_nothing_generated_stays(ActiveRun& run) const {
-    Index lanes = 0;
-    Index bare = 0;
-    for (const LayerCache& cache : run.caches) {
-      for (Index lane = 0; lane < cache.lanes(); ++lane) {
-        bool retains = false;
-        for (Index token = info_.prompt; token < cache.joined() && !retains; ++token) {
-          retains = cache.is_resident(lane, token);
-        }
-        ++lanes;
-        bare += retains ? 0 : 1;
-      }
-    }
-    if (info_.steps() > 0 && bare > 0) {
-      run.result.warnings.push_back("0 of " + std::to_string(info_.steps()) +
-                                    " generated tokens retained in " + std::to_string(bare) + " of " +
-                                    std::to_string(lanes) + " lanes");
-    }
-  }
-
   Sequence& sequence_;
   const SequenceInfo& info_;
   const ReplayOptions& options_;
@@ -420,17 +254,6 @@ class SequenceReplay {
   std::mutex progress_mutex_;
   Index rows_done_ = 0;
 };
-
-/// The canonical arithmetic needs the processor's default mode; a host program, or a library beside us, may
-/// have changed it.
-void check_floating_point_mode() {
-  volatile float smallest = std::numeric_limits<float>::min();
-  if (smallest * 0.5f == 0.0f || std::fegetround() != FE_TONEAREST) {
-    throw ContractViolation(
-        "floating point does not round to nearest with gradual underflow: some part of this process "
-        "set flush-to-zero or another rounding mode");
-  }
-}
 
 }  // namespace
 

@@ -21,13 +21,21 @@ LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, Index keys, La
   if (info.payload == Payload::attention) {
     return;
   }
-  const View<const float, 3> all_keys = payload.keys();
-  HAE_EXPECTS(all_keys.extent(0) == info.kv_heads && all_keys.extent(1) == info.tokens &&
-              all_keys.extent(2) == *info.head_dim);
   packed_head_ = kernels::padded(keys) * *info.head_dim;
-  packed_keys_.resize(static_cast<std::size_t>(info.kv_heads * packed_head_));
-  for (Index h = 0; h < info.kv_heads; ++h) {
-    kernels::pack_keys(all_keys[h].data(), keys, *info.head_dim, packed_keys_.data() + h * packed_head_);
+  packed_keys_.resize(at(info.kv_heads * packed_head_));
+  take_keys({0, keys});
+}
+
+void LayerWeights::take_keys(Range positions) {
+  const View<const float, 3> keys = payload_.keys();
+  const Index head_dim = *info_.head_dim;
+  HAE_EXPECTS(keys.extent(0) == info_.kv_heads && keys.extent(1) == info_.tokens &&
+              keys.extent(2) == head_dim);
+  const Index first =
+      positions.begin / kernels::kPackedKeys * kernels::kPackedKeys;  // blocks are packed whole
+  for (Index h = 0; h < info_.kv_heads; ++h) {
+    kernels::pack_keys(keys[h].data() + first * head_dim, positions.end - first, head_dim,
+                       packed_keys_.data() + h * packed_head_ + first * head_dim);
   }
 }
 
@@ -86,7 +94,7 @@ void LayerWeights::begin(WeightBlock& block) {
   Index keys = 0;
   block.visible.resize(block.queries.size());
   for (std::size_t r = 0; r < block.queries.size(); ++r) {
-    mask_.visible(block.queries[r], block.visible[r]);
+    find_visible(block.queries[r], block.visible[r]);
     keys = std::max(keys, block.visible[r].back().end);
   }
   if (info_.payload == Payload::attention) {
@@ -96,6 +104,28 @@ void LayerWeights::begin(WeightBlock& block) {
   const Index heads_rows = info_.query_heads * block.rows();
   block.weights.resize(static_cast<std::size_t>(heads_rows * block.stride));
   block.sums.resize(static_cast<std::size_t>(heads_rows));
+}
+
+void LayerWeights::find_visible(Index query, std::vector<Range>& out) const {
+  mask_.visible(query, out);
+  if (absent_.empty()) {
+    return;
+  }
+  std::vector<Range> present;
+  for (const Range& range : out) {
+    Index begin = range.begin;
+    for (auto hole = std::ranges::lower_bound(absent_, begin); hole != absent_.end() && *hole < range.end;
+         ++hole) {
+      if (*hole > begin) {
+        present.push_back({begin, *hole});
+      }
+      begin = *hole + 1;
+    }
+    if (begin < range.end) {
+      present.push_back({begin, range.end});
+    }
+  }
+  out = std::move(present);
 }
 
 void LayerWeights::recompute(Range queries, WeightBlock& block) {

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/mask.hpp"
@@ -23,6 +24,14 @@ class LayerWeights {
   /// where  begins the message of a TraceError, e.g. `trace.h5: sequence 'board 3'`
   LayerWeights(const SequenceInfo& info, Index layer, Index keys, LayerPayload& payload, NanRule rule,
                std::string where);
+
+  /// Takes the payload's keys of these positions: what a payload that grows has since the last time. Before
+  /// that they count as zeros.
+  void take_keys(Range positions);
+
+  /// Prompt positions that no row sees, ascending: a running model has no keys there. Their own rows must not
+  /// be asked for.
+  void leave_out(std::vector<Index> absent) { absent_ = std::move(absent); }
 
   /// Stored prompt rows with indices `rows` into SequenceInfo::prompt_rows.
   ///
@@ -49,6 +58,7 @@ class LayerWeights {
   };
 
   void begin(WeightBlock& block);
+  void find_visible(Index query, std::vector<Range>& out) const;
   void recompute(Range queries, WeightBlock& block);
   void finish_row(WeightBlock& block, Index head, Index row);
   void softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query);
@@ -64,6 +74,7 @@ class LayerWeights {
   Mask mask_;
   std::vector<float> packed_keys_;  ///< [kv_heads, ceil(keys / 32), head_dim, 32]
   Index packed_head_ = 0;           ///< elements of one KV head in packed_keys_
+  std::vector<Index> absent_;
   std::vector<float> staging_;
   std::optional<Rejected> rejected_;  ///< of the rows read, the first by (query, head) that is wrong
   Index lowered_ = 0;

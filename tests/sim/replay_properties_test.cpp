@@ -24,6 +24,8 @@ using testing::policy_specs;
 using testing::residents;
 using testing::run;
 using testing::run_all;
+using testing::same_numbers;
+using testing::same_results;
 
 /// A spec, or nothing to test: some drawn protections exceed a small prompt's budget.
 std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
@@ -33,25 +35,6 @@ std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::strin
   } catch (const ConfigError&) {
     return std::nullopt;
   }
-}
-
-bool same_numbers(std::span<const double> a, std::span<const double> b) {
-  return std::ranges::equal(a, b,
-                            [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
-}
-
-/// Whether two runs left the same log, sizes, figures and counts behind, bit for bit.
-bool same_results(const RunResult& a, const RunResult& b) {
-  bool same = a.log == b.log && to_json_lines(a.log) == to_json_lines(b.log) &&
-              a.attention_tokens == b.attention_tokens && a.final_tokens == b.final_tokens &&
-              a.prefill_tokens == b.prefill_tokens && a.moved == b.moved &&
-              a.removed_all_rows == b.removed_all_rows && a.masked_rows == b.masked_rows &&
-              a.lowered_weights == b.lowered_weights && same_numbers(a.top_now, b.top_now);
-  for (const Metric metric : kMetrics) {
-    same = same && same_numbers(a.decode.all(metric), b.decode.all(metric)) &&
-           same_numbers(a.prefill.all(metric), b.prefill.all(metric));
-  }
-  return same;
 }
 
 Index lane_total(const RunResult& run, const MemoryTrace& trace) {

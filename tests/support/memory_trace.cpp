@@ -1,6 +1,7 @@
 #include "tests/support/memory_trace.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "reference/policies.hpp"
 
@@ -125,6 +126,60 @@ std::string brief(const EvictionLog& log) {
             (entry.pending_since ? "@" + std::to_string(*entry.pending_since) : "");
   }
   return text;
+}
+
+ModelRows::ModelRows(const MemoryTrace& trace, Index layer, const std::vector<Index>& positions) {
+  const SequenceInfo& info = trace.info;
+  const auto rows_of = [&](const std::vector<float>& from, Index heads, std::vector<float>& to) {
+    const Index head_dim = *info.head_dim;
+    for (Index h = 0; h < heads; ++h) {
+      for (const Index position : positions) {
+        const auto row = from.begin() + (h * info.tokens + position) * head_dim;
+        to.insert(to.end(), row, row + head_dim);
+      }
+    }
+    return View<const float, 3>{to.data(), {heads, static_cast<Index>(positions.size()), head_dim}};
+  };
+  rows = {rows_of(trace.queries[at(layer)], info.query_heads, queries),
+          rows_of(trace.keys[at(layer)], info.kv_heads, keys),
+          rows_of(trace.values[at(layer)], info.kv_heads, values)};
+}
+
+ClosedLoop::Finished run_closed(const MemoryTrace& trace, const std::string& spec, Index steps) {
+  ClosedLoop loop(trace.info, reference::make_policy(spec), NanRule::error, "model");
+  for (Index layer = 0; layer < trace.info.layers; ++layer) {
+    std::vector<Index> present;
+    for (Index token = 0; token < trace.info.prompt; ++token) {
+      if (!std::ranges::binary_search(loop.absent(layer), token)) {
+        present.push_back(token);
+      }
+    }
+    loop.prefill(layer, ModelRows(trace, layer, present).rows);
+  }
+  for (Index step = 1; step <= steps; ++step) {
+    for (Index layer = 0; layer < trace.info.layers; ++layer) {
+      loop.step(layer, ModelRows(trace, layer, {trace.info.prompt + step - 1}).rows);
+    }
+  }
+  return loop.finish();
+}
+
+bool same_numbers(std::span<const double> a, std::span<const double> b) {
+  return std::ranges::equal(a, b,
+                            [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
+
+bool same_results(const RunResult& a, const RunResult& b) {
+  bool same = a.log == b.log && to_json_lines(a.log) == to_json_lines(b.log) &&
+              a.attention_tokens == b.attention_tokens && a.final_tokens == b.final_tokens &&
+              a.prefill_tokens == b.prefill_tokens && a.moved == b.moved &&
+              a.removed_all_rows == b.removed_all_rows && a.masked_rows == b.masked_rows &&
+              a.lowered_weights == b.lowered_weights && same_numbers(a.top_now, b.top_now);
+  for (const Metric metric : kMetrics) {
+    same = same && same_numbers(a.decode.all(metric), b.decode.all(metric)) &&
+           same_numbers(a.prefill.all(metric), b.prefill.all(metric));
+  }
+  return same;
 }
 
 std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer,

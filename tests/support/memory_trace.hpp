@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/closed_loop.hpp"
 #include "sim/replay.hpp"
 #include "sim/trace.hpp"
 
@@ -47,6 +48,28 @@ std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::
 
 /// The log as `step/layer/lane/token`, with `w` for evictions within and `@s` for the step of marking.
 std::string brief(const EvictionLog& log);
+
+/// Runs one policy spec in a closed loop whose model computes what a qkv trace holds, all layers of a step
+/// before the next step.
+///
+/// steps  decode steps to make; the loop was told info.steps()
+ClosedLoop::Finished run_closed(const MemoryTrace& trace, const std::string& spec, Index steps);
+
+/// The trace's rows of the tokens at `positions`: what a layer of a model would give.
+struct ModelRows {
+  std::vector<float> queries;
+  std::vector<float> keys;
+  std::vector<float> values;
+  LayerRows rows;
+
+  ModelRows(const MemoryTrace& trace, Index layer, const std::vector<Index>& positions);
+};
+
+/// Whether both hold the same numbers; NaN equals NaN.
+bool same_numbers(std::span<const double> a, std::span<const double> b);
+
+/// Whether two runs left the same log, sizes, figures and counts behind, bit for bit.
+bool same_results(const RunResult& a, const RunResult& b);
 
 /// Residents of a lane of a layer after each moment: index 0 is after the prefill, s after step s.
 std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer,
