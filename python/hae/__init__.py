@@ -1,3 +1,57 @@
-"""HAE lab: record attention traces and study KV-cache eviction on them."""
+"""HAE lab: what happens to a model when tokens are evicted from its KV cache.
+
+Record a model's attention, replay it through eviction policies, compare what each loses, and let a
+policy evict inside a running model (hae.hf).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+# Public name -> the module it lives in. Each is imported when it is first used, so that a recorder
+# does not wait for pandas, nor a comparison for torch.
+_HOME = {
+    "open": "sequences",
+    "sequence": "sequences",
+    "write": "sequences",
+    "check": "sequences",
+    "Trace": "_engine",
+    "Sequence": "_engine",
+    "SequenceInfo": "_engine",
+    "policy": "comparison",
+    "policies": "comparison",
+    "replay": "comparison",
+    "compare": "comparison",
+    "Run": "comparison",
+    "Comparison": "comparison",
+    "Policy": "policy_class",
+    "PolicyRun": "policy_class",
+    "Decision": "policy_class",
+    "Evict": "policy_class",
+    "Mark": "policy_class",
+    "Limits": "policy_class",
+    "TraceError": "_engine",
+    "NeedsError": "_engine",
+    "ConfigError": "_engine",
+    "ContractViolation": "_engine",
+    "OutputError": "_engine",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hf":
+        return importlib.import_module("hae.hf")
+    if name not in _HOME:
+        raise AttributeError(f"module 'hae' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hae.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "hf"]

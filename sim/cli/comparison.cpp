@@ -65,72 +65,44 @@ void mark_unequal(std::vector<RunRecord>& records) {
   }
 }
 
-/// One sequence to replay.
-struct Job {
-  std::size_t trace;
-  Index index_in_trace;
-  Index sequence_index;
-};
-
 class Comparison {
  public:
-  Comparison(const ComparisonOptions& options, const std::vector<PolicySource>& policies)
-      : options_(options), sources_(policies), parallel_(options.threads) {
-    const bool hashes = std::ranges::any_of(
-        sources_, [](const PolicySource& source) { return source.log_path().has_value(); });
-    for (const std::string& path : options.traces) {
-      files_.push_back(std::make_unique<traces::TraceFile>(path, traces::OpenOptions{.lock = options.lock}));
-      hashes_.push_back(hashes ? sha256_of_file(path) : "");
-    }
-    choose_sequences();
-  }
+  Comparison(const std::vector<SequenceSource>& sequences, const std::vector<PolicySource>& policies,
+             const ComparisonOptions& options, const std::function<void(double)>& progress)
+      : sequences_(sequences),
+        sources_(policies),
+        options_(options),
+        progress_(progress),
+        parallel_(options.threads) {}
 
   void run(const std::function<void(std::vector<RunRecord>)>& take) {
-    progress_.emplace("replaying", static_cast<double>(jobs_.size()));
-    std::vector<std::vector<RunRecord>> records(jobs_.size());
+    std::vector<std::vector<RunRecord>> records(sequences_.size());
     parallel_.in_order(
-        static_cast<Index>(jobs_.size()),
-        [&](Index job) {
-          records[static_cast<std::size_t>(job)] = replay_job(jobs_[static_cast<std::size_t>(job)]);
-        },
-        [&](Index job) { take(std::move(records[static_cast<std::size_t>(job)])); });
+        static_cast<Index>(sequences_.size()),
+        [&](Index i) { records[at(i)] = replay_sequence(sequences_[at(i)]); },
+        [&](Index i) { take(std::move(records[at(i)])); });
   }
 
  private:
-  void choose_sequences() {
-    Index sequence_index = 0;
-    for (std::size_t trace = 0; trace < files_.size(); ++trace) {
-      for (Index i = 0; i < files_[trace]->sequences(); ++i, ++sequence_index) {
-        if (!options_.sequence || selects(*options_.sequence, files_[trace]->sequence_names(), i)) {
-          jobs_.push_back({trace, i, sequence_index});
-        }
-      }
-    }
-    if (jobs_.empty()) {
-      throw ConfigError("--sequence: no sequence is named '" + options_.sequence.value_or("") +
-                        "' or has that index; `hae info` lists them");
-    }
-  }
-
-  std::vector<RunRecord> replay_job(const Job& job) {
-    traces::TraceFile& file = *files_[job.trace];
-    const std::unique_ptr<Sequence> sequence = file.open(job.index_in_trace);
+  std::vector<RunRecord> replay_sequence(const SequenceSource& source) {
+    const std::string where = source.trace->name();
+    const std::unique_ptr<Sequence> sequence = source.trace->open(source.index_in_trace);
     double shown = 0.0;
     ReplayOptions replay_options;
     replay_options.nan = options_.nan;
     replay_options.for_each = parallel_.for_each();
     replay_options.progress = [&](double share) { show(share, shown); };
     Policies policies;
-    for (const PolicySource& source : sources_) {
-      policies.push_back(source.of(sequence->info(), hashes_[job.trace]));
+    for (const PolicySource& policy : sources_) {
+      policies.push_back(policy.of(sequence->info(), source.trace_sha256));
     }
     if (options_.match) {
-      policies = matched(policies, *options_.match, *sequence, replay_options, file.name());
+      policies = matched(policies, *options_.match, *sequence, replay_options, where);
     }
-    std::vector<RunResult> results = replay(*sequence, policies, replay_options, file.name());
+    std::vector<RunResult> results = replay(*sequence, policies, replay_options, where);
     std::vector<std::optional<double>> optimal(results.size());
     if (options_.optimal) {
-      optimal = analysis::optimal_totals(*sequence, results, replay_options, file.name());
+      optimal = analysis::optimal_totals(*sequence, results, replay_options, where);
     }
     for (std::size_t p = 0; p < results.size(); ++p) {
       if (options_.optimal && !optimal[p] && sequence->info().steps() > 0) {
@@ -140,9 +112,9 @@ class Comparison {
     }
     std::vector<RunRecord> records;
     for (std::size_t p = 0; p < policies.size(); ++p) {
-      records.push_back({static_cast<Index>(job.trace), job.sequence_index, job.index_in_trace,
-                         sequence->info(), sources_[p].spec(), policies[p]->options(), std::move(results[p]),
-                         optimal[p], false});
+      records.push_back({source.trace_index, source.sequence_index, source.index_in_trace, sequence->info(),
+                         sources_[p].spec(), policies[p]->options(), std::move(results[p]), optimal[p],
+                         false});
     }
     mark_unequal(records);
     return records;
@@ -154,17 +126,15 @@ class Comparison {
     const std::scoped_lock lock(progress_mutex_);
     done_ += std::max(0.0, share - shown);
     shown = std::max(shown, share);
-    progress_->show(done_);
+    progress_(done_);
   }
 
-  const ComparisonOptions& options_;
+  const std::vector<SequenceSource>& sequences_;
   const std::vector<PolicySource>& sources_;
+  const ComparisonOptions& options_;
+  const std::function<void(double)>& progress_;
   Parallel parallel_;
-  std::vector<std::unique_ptr<traces::TraceFile>> files_;
-  std::vector<std::string> hashes_;  ///< [traces] SHA-256, empty where no policy asks for it
-  std::vector<Job> jobs_;
   std::mutex progress_mutex_;
-  std::optional<Progress> progress_;
   double done_ = 0.0;
 };
 
@@ -181,9 +151,41 @@ std::vector<std::string> input_files(const ComparisonOptions& options,
   return files;
 }
 
+std::vector<SequenceSource> choose_sequences(const ComparisonOptions& options,
+                                             const std::vector<PolicySource>& policies) {
+  const bool hashes =
+      std::ranges::any_of(policies, [](const PolicySource& source) { return source.log_path().has_value(); });
+  std::vector<SequenceSource> chosen;
+  Index sequence_index = 0;
+  for (std::size_t trace = 0; trace < options.traces.size(); ++trace) {
+    const std::string& path = options.traces[trace];
+    const auto file = std::make_shared<traces::TraceFile>(path, traces::OpenOptions{.lock = options.lock});
+    const std::string hash = hashes ? sha256_of_file(path) : "";
+    for (Index i = 0; i < file->sequences(); ++i, ++sequence_index) {
+      if (!options.sequence || selects(*options.sequence, file->sequence_names(), i)) {
+        chosen.push_back({file, static_cast<Index>(trace), i, sequence_index, hash});
+      }
+    }
+  }
+  if (chosen.empty()) {
+    throw ConfigError("--sequence: no sequence is named '" + options.sequence.value_or("") +
+                      "' or has that index; `hae info` lists them");
+  }
+  return chosen;
+}
+
+void compare(const std::vector<SequenceSource>& sequences, const std::vector<PolicySource>& policies,
+             const ComparisonOptions& options, const std::function<void(double)>& progress,
+             const std::function<void(std::vector<RunRecord>)>& take) {
+  Comparison(sequences, policies, options, progress).run(take);
+}
+
 void compare(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
              const std::function<void(std::vector<RunRecord>)>& take) {
-  Comparison(options, policies).run(take);
+  const std::vector<SequenceSource> sequences = choose_sequences(options, policies);
+  Progress progress("replaying", static_cast<double>(sequences.size()));
+  compare(
+      sequences, policies, options, [&](double done) { progress.show(done); }, take);
 }
 
 }  // namespace hae::cli

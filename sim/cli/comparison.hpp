@@ -41,13 +41,33 @@ struct RunRecord {
   bool unequal = false;
 };
 
-/// Replays every sequence of the traces through every policy and hands the runs of each sequence to `take`,
-/// in order of traces, sequences and policies, on one thread at a time. As many sequences' measurements are
-/// held as there are threads.
+/// One sequence to replay, of a file or of arrays in memory.
+struct SequenceSource {
+  std::shared_ptr<TraceSource> trace;
+  Index trace_index = 0;  ///< into ComparisonOptions::traces
+  Index index_in_trace = 0;
+  Index sequence_index = 0;  ///< over all traces, in order
+  std::string trace_sha256;  ///< of the file; empty where no stored log has to be matched to it
+};
+
+/// The sequences that the options choose; opens options.traces.
 ///
-/// policies  options.policies, by policy_sources()
-/// throws    ConfigError for an unknown sequence or an option that turns out impossible; TraceError for a bad
-///           trace
+/// throws  ConfigError for an unknown sequence; TraceError for a bad trace
+std::vector<SequenceSource> choose_sequences(const ComparisonOptions& options,
+                                             const std::vector<PolicySource>& policies);
+
+/// Replays the sequences through every policy and hands the runs of each sequence to `take`, in order of
+/// sequences and policies, on one thread at a time. As many sequences' measurements are held as there are
+/// threads.
+///
+/// options   match, nan, optimal and threads
+/// progress  is told now and then how many sequences are done, in [0, sequences]; it may throw to stop
+/// throws    ConfigError for an option that turns out impossible; TraceError for a bad trace
+void compare(const std::vector<SequenceSource>& sequences, const std::vector<PolicySource>& policies,
+             const ComparisonOptions& options, const std::function<void(double)>& progress,
+             const std::function<void(std::vector<RunRecord>)>& take);
+
+/// The same for the sequences that the options choose, with a progress bar.
 void compare(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
              const std::function<void(std::vector<RunRecord>)>& take);
 

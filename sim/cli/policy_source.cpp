@@ -89,15 +89,20 @@ std::shared_ptr<const Policy> PolicySource::of(const SequenceInfo& sequence,
                    "; name the trace that the runs were made from");
 }
 
+void check_distinct(const std::vector<PolicySource>& policies) {
+  for (const PolicySource& policy : policies) {
+    if (std::ranges::count(policies, policy.spec(), &PolicySource::spec) > 1) {
+      throw ConfigError("policy '" + policy.spec() + "' is given twice; give it once");
+    }
+  }
+}
+
 std::vector<PolicySource> policy_sources(const std::vector<std::string>& specs, bool lock) {
   std::vector<PolicySource> sources;
   for (const std::string& spec : specs) {
     sources.emplace_back(spec, lock);
-    const std::string& canonical = sources.back().spec();
-    if (std::ranges::count(sources, canonical, &PolicySource::spec) > 1) {
-      throw ConfigError("policy '" + canonical + "' is given twice; give it once");
-    }
   }
+  check_distinct(sources);
   return sources;
 }
 

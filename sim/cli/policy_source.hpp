@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "reference/policies.hpp"
@@ -14,12 +15,16 @@ namespace hae::cli {
 /// Every policy that a spec can name: the table's, and `log`.
 std::vector<reference::PolicyInfo> known_policies();
 
-/// A policy as a command line names it: one of the table's for every sequence, or `log:path=RUN.h5`, a stored
-/// run, which is another policy for each sequence.
+/// A policy as a command line names it: one of the table's, or of one's own, for every sequence, or
+/// `log:path=RUN.h5`, a stored run, which is another policy for each sequence.
 class PolicySource {
  public:
   /// throws  ConfigError for an unknown policy or option; TraceError for a bad run file
   PolicySource(const std::string& spec, bool lock);
+
+  /// A policy that is there already, for every sequence.
+  explicit PolicySource(std::shared_ptr<const Policy> policy)
+      : spec_(policy->spec()), policy_(std::move(policy)) {}
 
   /// Canonical spec.
   [[nodiscard]] const std::string& spec() const { return spec_; }
@@ -40,6 +45,9 @@ class PolicySource {
   std::optional<std::string> log_path_;
   traces::StoredRuns stored_;  ///< the runs of one policy
 };
+
+/// Refuses one policy given twice: their runs could not be told apart. throws ConfigError
+void check_distinct(const std::vector<PolicySource>& policies);
 
 /// The policies of a command, in its order; run files are read.
 ///

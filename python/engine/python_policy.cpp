@@ -1,0 +1,326 @@
+#include "python/engine/python_policy.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <map>
+
+#include "python/engine/arrays.hpp"
+#include "python/engine/module.hpp"
+#include "sim/errors.hpp"
+
+namespace hae::python {
+namespace {
+
+template <typename Choice>
+Choice choose(const std::string& word, const std::map<std::string, Choice>& choices,
+              const std::string& what) {
+  if (const auto found = choices.find(word); found != choices.end()) {
+    return found->second;
+  }
+  std::string allowed;
+  for (const auto& [name, value] : choices) {
+    allowed += (allowed.empty() ? "" : ", ") + name;
+  }
+  throw ConfigError(what + " is '" + word + "'; allowed: " + allowed);
+}
+
+const std::map<std::string, LaneKind> kLanes = {{"layer", LaneKind::layer}, {"kv_head", LaneKind::kv_head}};
+const std::map<std::string, PromptRows> kPromptRows = {
+    {"none", PromptRows::none}, {"text", PromptRows::text}, {"all", PromptRows::all}};
+const std::map<std::string, HeadReduction> kHeads = {
+    {"mean", HeadReduction::mean}, {"max", HeadReduction::max}, {"sum", HeadReduction::sum}};
+const std::map<std::string, Attention> kAttention = {{"observed", Attention::observed},
+                                                     {"full", Attention::full}};
+const std::map<std::string, Effect> kEffects = {{"within", Effect::within}, {"after", Effect::after}};
+
+/// What a policy is lent for the duration of a call.
+template <typename Value>
+class Lent {
+ public:
+  explicit Lent(const Value& value) : value_(&value) {}
+
+  [[nodiscard]] const Value& operator*() const {
+    if (value_ == nullptr) {
+      throw ContractViolation(
+          "rows and caches are lent for the call that got them; copy what is needed later");
+    }
+    return *value_;
+  }
+  [[nodiscard]] const Value* operator->() const { return &**this; }
+  void take_back() { value_ = nullptr; }
+
+ private:
+  const Value* value_;
+};
+
+/// Rows as Python sees them, with the lanes of the policy that looks.
+struct LentRows {
+  Lent<Rows> rows;
+  LaneKind lanes;
+};
+using LentCache = Lent<LayerCache>;
+
+/// Lends a value to Python while this lives.
+template <typename Handle>
+class Loan {
+ public:
+  explicit Loan(Handle handle) : object_(nb::cast(std::move(handle), nb::rv_policy::move)) {}
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+  ~Loan() { take_back(nb::cast<Handle&>(object_)); }
+  [[nodiscard]] const nb::object& object() const { return object_; }
+
+ private:
+  static void take_back(LentRows& rows) { rows.rows.take_back(); }
+  static void take_back(LentCache& cache) { cache.take_back(); }
+
+  nb::object object_;
+};
+
+Decision decision_of(nb::handle given, Index layer) {
+  Decision decision;
+  if (given.is_none()) {
+    return decision;
+  }
+  for (nb::handle entry : given.attr("evict")) {
+    const auto lane = nb::cast<std::optional<Index>>(entry.attr("lane"));
+    decision.evict.push_back({nb::cast<std::optional<Index>>(entry.attr("layer")).value_or(layer),
+                              lane.value_or(Evict::kEveryLane), nb::cast<Index>(entry.attr("token")),
+                              nb::cast<std::optional<double>>(entry.attr("score"))});
+  }
+  for (nb::handle entry : given.attr("mark")) {
+    decision.mark.push_back({nb::cast<Index>(entry.attr("lane")), nb::cast<Index>(entry.attr("token"))});
+  }
+  decision.effect = choose(nb::cast<std::string>(given.attr("effect")), kEffects, "effect");
+  decision.warnings = nb::cast<std::vector<std::string>>(nb::list(given.attr("warnings")));
+  return decision;
+}
+
+/// A Python object that any thread may let go of.
+class Held {
+ public:
+  explicit Held(nb::object object) : object_(std::move(object)) {}
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    const nb::gil_scoped_acquire gil;
+    object_.reset();
+  }
+  [[nodiscard]] const nb::object& operator*() const { return object_; }
+
+ private:
+  nb::object object_;
+};
+
+using State = std::shared_ptr<const Held>;
+
+class PythonDecode final : public LayerDecode {
+ public:
+  PythonDecode(State state, LaneKind lanes) : state_(std::move(state)), lanes_(lanes) {}
+
+  Decision step(const Rows& row, const LayerCache& cache) override {
+    const nb::gil_scoped_acquire gil;
+    const Loan<LentRows> rows({Lent(row), lanes_});
+    const Loan<LentCache> residents{LentCache(cache)};
+    return decision_of((**state_).attr("step")(rows.object(), residents.object()), row.layer());
+  }
+
+ private:
+  State state_;
+  LaneKind lanes_;
+};
+
+class PythonRun final : public Run {
+ public:
+  PythonRun(State state, LaneKind lanes) : state_(std::move(state)), lanes_(lanes) {}
+
+  void observe(const Rows& block) override {
+    const nb::gil_scoped_acquire gil;
+    const Loan<LentRows> rows({Lent(block), lanes_});
+    (**state_).attr("observe")(rows.object());
+  }
+
+  Decision prune(Index layer, const LayerCache& cache) override { return decide("prune", layer, cache); }
+  Decision fit(Index layer, const LayerCache& cache) override { return decide("fit", layer, cache); }
+
+  Decision balance(const std::vector<LayerCache>& caches) override {
+    const nb::gil_scoped_acquire gil;
+    std::vector<std::unique_ptr<Loan<LentCache>>> loans;
+    nb::list list;
+    for (const LayerCache& cache : caches) {
+      loans.push_back(std::make_unique<Loan<LentCache>>(LentCache(cache)));
+      list.append(loans.back()->object());
+    }
+    return decision_of((**state_).attr("balance")(list), static_cast<Index>(caches.size()) - 1);
+  }
+
+  std::unique_ptr<LayerDecode> decode(Index) override {
+    return std::make_unique<PythonDecode>(state_, lanes_);
+  }
+
+  [[nodiscard]] Limits limits(Index layer) const override {
+    const nb::gil_scoped_acquire gil;
+    const nb::object given = (**state_).attr("limits")(layer);
+    const auto optional = [&](const char* name) { return nb::cast<std::optional<Index>>(given.attr(name)); };
+    return {nb::cast<Index>(given.attr("sinks")), nb::cast<Index>(given.attr("recent")), optional("budget"),
+            optional("bin"), optional("capacity")};
+  }
+
+ private:
+  Decision decide(const char* moment, Index layer, const LayerCache& cache) {
+    const nb::gil_scoped_acquire gil;
+    const Loan<LentCache> residents{LentCache(cache)};
+    return decision_of((**state_).attr(moment)(layer, residents.object()), layer);
+  }
+
+  State state_;
+  LaneKind lanes_;
+};
+
+class PythonPolicy final : public Policy {
+ public:
+  explicit PythonPolicy(nb::object object) : policy_(std::make_shared<Held>(std::move(object))) {
+    const nb::object& policy = **policy_;
+    spec_ = nb::cast<std::string>(policy.attr("spec")());
+    const nb::object options = policy.attr("options");
+    for (nb::handle key : options) {
+      const nb::object value = options[key];
+      options_.emplace_back(nb::str(key).c_str(), nb::str(value).c_str());
+    }
+    lanes_ = choose(nb::cast<std::string>(policy.attr("lanes")), kLanes, spec_ + ": lanes");
+  }
+
+  [[nodiscard]] std::string spec() const override { return spec_; }
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return options_; }
+  [[nodiscard]] LaneKind lanes() const override { return lanes_; }
+
+  [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override {
+    const nb::gil_scoped_acquire gil;
+    const nb::object rows = (**policy_).attr("needs")(nb::cast(info, nb::rv_policy::copy), layer);
+    return {choose(nb::cast<std::string>(rows), kPromptRows, spec_ + ": needs")};
+  }
+
+  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override {
+    const nb::gil_scoped_acquire gil;
+    nb::object state = (**policy_).attr("begin")(nb::cast(info, nb::rv_policy::copy));
+    return std::make_unique<PythonRun>(std::make_shared<Held>(std::move(state)), lanes_);
+  }
+
+ private:
+  State policy_;
+  std::string spec_;
+  std::vector<std::pair<std::string, std::string>> options_;
+  LaneKind lanes_;
+};
+
+/// One past the last key that any of the rows sees.
+Index keys_of(const Rows& rows) {
+  Index keys = 0;
+  for (Index r = 0; r < rows.rows(); ++r) {
+    keys = std::max(keys, rows.visible(r).back().end);
+  }
+  return keys;
+}
+
+nb::object queries(const LentRows& lent) {
+  std::vector<Index> positions;
+  for (Index r = 0; r < lent.rows->rows(); ++r) {
+    positions.push_back(lent.rows->query(r));
+  }
+  return array_of(std::move(positions));
+}
+
+nb::object values(const LentRows& lent, Index lane, const std::string& heads, const std::string& attention) {
+  const Reduction reduction{lent.lanes, choose(heads, kHeads, "heads"),
+                            choose(attention, kAttention, "attention")};
+  const Index rows = lent.rows->rows();
+  const Index keys = keys_of(*lent.rows);
+  std::vector<double> out;
+  out.reserve(at(rows * keys));
+  for (Index r = 0; r < rows; ++r) {
+    const std::span<const double> row = lent.rows->values(reduction, lane, r);
+    out.insert(out.end(), row.begin(), row.begin() + keys);
+  }
+  return array_of(std::move(out), {at(rows), at(keys)});
+}
+
+nb::object visible(const LentRows& lent) {
+  const Index rows = lent.rows->rows();
+  const Index keys = keys_of(*lent.rows);
+  // numpy has no array of std::vector<bool>
+  auto* seen = new bool[at(rows * keys)]();
+  nb::capsule owner(seen, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
+  for (Index r = 0; r < rows; ++r) {
+    for (const Range& range : lent.rows->visible(r)) {
+      std::fill(seen + r * keys + range.begin, seen + r * keys + range.end, true);
+    }
+  }
+  return array_of(seen, {at(rows), at(keys)}, owner);
+}
+
+Index checked_lane(const LayerCache& cache, Index lane) {
+  if (lane < 0 || lane >= cache.lanes()) {
+    throw nb::index_error(("lane " + std::to_string(lane) + " of " + std::to_string(cache.lanes())).c_str());
+  }
+  return lane;
+}
+
+nb::object residents(const LentCache& cache, Index lane) {
+  std::vector<Index> positions;
+  checked_lane(*cache, lane);
+  for (Index token = 0; token < cache->joined(); ++token) {
+    if (cache->is_resident(lane, token)) {
+      positions.push_back(token);
+    }
+  }
+  return array_of(std::move(positions));
+}
+
+nb::object pending(const LentCache& cache, Index lane) {
+  const std::span<const Index> marked = cache->pending(checked_lane(*cache, lane));
+  return array_of(std::vector<Index>(marked.begin(), marked.end()));
+}
+
+}  // namespace
+
+std::shared_ptr<const Policy> make_python_policy(nb::object object) {
+  for (const char* member : {"spec", "options", "lanes", "needs", "begin"}) {
+    if (!nb::hasattr(object, member)) {
+      throw nb::type_error(
+          ("not a policy: " + nb::cast<std::string>(nb::repr(object)) +
+           "; give a spec such as 'greedy:budget=64', or an object of a class derived from hae.Policy")
+              .c_str());
+    }
+  }
+  return std::make_shared<PythonPolicy>(std::move(object));
+}
+
+void bind_python_policies(nb::module_& m) {
+  nb::class_<LentRows>(m, "Rows",
+                       "Attention of some queries over the residents of a cache, lent for one call.")
+      .def_prop_ro("layer", [](const LentRows& r) { return r.rows->layer(); })
+      .def_prop_ro("queries", &queries, "[rows] positions of the queries, ascending.")
+      .def("values", &values, nb::arg("lane") = 0, nb::arg("heads") = "mean",
+           nb::arg("attention") = "observed",
+           "[rows, keys] of one lane, by position; keys is one past the last visible one. Over the lane's "
+           "query heads: "
+           "their mean, max or sum of a' (observed: over the residents) or a (full). The array is yours.")
+      .def("visible", &visible, "[rows, keys] bool: whether the mask allows the key, resident or not.");
+  nb::class_<LentCache>(m, "Cache", "Which tokens each lane of a layer holds, lent for one call.")
+      .def_prop_ro("lanes", [](const LentCache& c) { return c->lanes(); })
+      .def_prop_ro(
+          "joined", [](const LentCache& c) { return c->joined(); },
+          "Positions [0, joined) have entered, whether they are still here or not.")
+      .def("residents", &residents, nb::arg("lane") = 0,
+           "Positions that the lane holds, pending ones too, ascending.")
+      .def(
+          "size", [](const LentCache& c, Index lane) { return c->residents(checked_lane(*c, lane)); },
+          nb::arg("lane") = 0, "How many tokens the lane holds, pending ones too.")
+      .def("pending", &pending, nb::arg("lane") = 0,
+           "Marked positions that are still resident, in the order of marking.");
+}
+
+}  // namespace hae::python
