@@ -46,7 +46,8 @@ def implementation_in_use(model: PreTrainedModel) -> str:
     return str(getattr(model.config, "_attn_implementation", None))
 
 
-def _attention_function(module: torch.nn.Module, implementation: str) -> Callable:
+def attention_function(module: torch.nn.Module, implementation: str) -> Callable:
+    """What computes a layer's attention under `implementation`."""
     if implementation != "eager":
         return ALL_ATTENTION_FUNCTIONS[implementation]
     # The eager function is the only one that each model file brings along.
@@ -57,7 +58,8 @@ def _attention_function(module: torch.nn.Module, implementation: str) -> Callabl
     return function
 
 
-def _refuse_inexpressible(module: torch.nn.Module, query: torch.Tensor, options: dict) -> None:
+def refuse_inexpressible(module: torch.nn.Module, query: torch.Tensor, options: dict) -> None:
+    """raises CaptureError for attention whose rows a trace cannot express"""
     if options.get("softcap") is not None:
         raise CaptureError("the model uses logit soft-capping, which a trace cannot express")
     if options.get("s_aux") is not None:
@@ -81,38 +83,26 @@ def refuse_compiled(model: torch.nn.Module) -> None:
             )
 
 
+def scale_of(query: torch.Tensor, options: dict) -> float:
+    """logit = scale * q . k"""
+    scale = options.get("scaling")
+    return query.shape[-1] ** -0.5 if scale is None else float(scale)
+
+
 @contextmanager
-def intercepted(
-    decoder: PreTrainedModel, implementation: str, observe: Callable[[AttentionCall], None]
+def dispatched_to(
+    decoder: PreTrainedModel, name: str, attention: Callable, implementation: str
 ) -> Iterator[None]:
-    """While the block runs, `observe` gets every attention call of the decoder.
+    """While the block runs, `attention` computes every attention call of the decoder, with the masks
+    that `implementation` (eager or sdpa) gets.
 
-    The calls compute what `implementation` (eager or sdpa) computes. The decoder's own
-    implementation and transformers' registries are as before afterwards, also after an error.
+    The decoder's own implementation and transformers' registries are as before afterwards, also
+    after an error.
 
-    raises CaptureError when the decoder's attention is not dispatched through the interface
+    name    of the implementation while the block runs
+    raises  CaptureError when the decoder's attention is not dispatched through the interface
     """
     before = implementation_in_use(decoder)
-    name = f"hae_record_{implementation}"
-
-    def attention(module, query, key, value, attention_mask, **options):
-        _refuse_inexpressible(module, query, options)
-        function = _attention_function(module, implementation)
-        output, probabilities = function(module, query, key, value, attention_mask, **options)
-        scale = options.get("scaling")
-        observe(
-            AttentionCall(
-                layer=module.layer_idx,
-                query=query[0],
-                key=key[0],
-                value=value[0],
-                probabilities=None if probabilities is None else probabilities[0],
-                scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-                window=int(options.get("sliding_window") or 0),
-            )
-        )
-        return output, probabilities
-
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
     try:
@@ -133,6 +123,38 @@ def intercepted(
         # transformers has no call that takes a registration back.
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+@contextmanager
+def intercepted(
+    decoder: PreTrainedModel, implementation: str, observe: Callable[[AttentionCall], None]
+) -> Iterator[None]:
+    """While the block runs, `observe` gets every attention call of the decoder.
+
+    The calls compute what `implementation` (eager or sdpa) computes.
+
+    raises CaptureError when the decoder's attention is not dispatched through the interface
+    """
+
+    def attention(module, query, key, value, attention_mask, **options):
+        refuse_inexpressible(module, query, options)
+        function = attention_function(module, implementation)
+        output, probabilities = function(module, query, key, value, attention_mask, **options)
+        observe(
+            AttentionCall(
+                layer=module.layer_idx,
+                query=query[0],
+                key=key[0],
+                value=value[0],
+                probabilities=None if probabilities is None else probabilities[0],
+                scale=scale_of(query, options),
+                window=int(options.get("sliding_window") or 0),
+            )
+        )
+        return output, probabilities
+
+    with dispatched_to(decoder, f"hae_record_{implementation}", attention, implementation):
+        yield
 
 
 class CallCount:

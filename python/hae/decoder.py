@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -82,3 +83,20 @@ def shape_of(decoder: PreTrainedModel) -> Shape:
         kv_heads=getattr(config, "num_key_value_heads", None) or query_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // query_heads,
     )
+
+
+def end_tokens_of(model: PreTrainedModel) -> set[int]:
+    """Tokens that end a generation."""
+    generation = getattr(model, "generation_config", None)
+    end = getattr(generation, "eos_token_id", None)
+    if end is None:
+        return set()
+    return set(end) if isinstance(end, (list, tuple)) else {end}
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """What the model's forward calls its cache: transformers renames past_key_values to cache, and
+    both names are in use.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"

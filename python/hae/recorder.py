@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,14 @@ from transformers import PreTrainedModel
 from hae import trace
 from hae.capture import AttentionCall, CallCount, CaptureError, intercepted
 from hae.cleanup import finally_do
-from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
+from hae.decoder import (
+    Shape,
+    UnsupportedModel,
+    cache_name,
+    decoder_of,
+    end_tokens_of,
+    shape_of,
+)
 from hae.prompts import Inputs, Prompt
 
 # ------------------------------------------------------------------------------------ spool
@@ -251,14 +257,6 @@ class Settings:
     embedding_similarity: bool = False
 
 
-def _end_tokens(model: PreTrainedModel) -> set[int]:
-    generation = getattr(model, "generation_config", None)
-    end = getattr(generation, "eos_token_id", None)
-    if end is None:
-        return set()
-    return set(end) if isinstance(end, (list, tuple)) else {end}
-
-
 @torch.no_grad()
 def _generate(
     model: PreTrainedModel, inputs: Inputs, max_new_tokens: int, capture: SequenceCapture
@@ -269,11 +267,9 @@ def _generate(
     raises CaptureError when the model generates an image token and would be fed it
     """
     image_token = getattr(model.config, "image_token_id", None)
-    # transformers renames past_key_values to cache; both names are in use.
-    parameters = inspect.signature(model.forward).parameters
-    cache_name = "cache" if "cache" in parameters else "past_key_values"
     ids = inputs.input_ids[0].tolist()
-    end_tokens = _end_tokens(model)
+    end_tokens = end_tokens_of(model)
+    name = cache_name(model)
     fed: dict[str, Any] = {"input_ids": inputs.input_ids}
     if inputs.pixel_values is not None:
         fed["pixel_values"] = inputs.pixel_values
@@ -293,7 +289,7 @@ def _generate(
             )
         fed = {
             "input_ids": torch.tensor([[token]], device=model.device),
-            cache_name: getattr(output, cache_name),
+            name: getattr(output, name),
         }
     return ids
 

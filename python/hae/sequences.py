@@ -46,8 +46,10 @@ def float32(array: Any, what: str, ndim: int = 3) -> np.ndarray:
     """
     if hasattr(array, "detach"):  # torch: bfloat16 and memory of a GPU have no numpy array
         array = array.detach().to("cpu")
-        array = array.numpy() if array.dtype.is_floating_point and array.itemsize >= 4 else (
-            array.float().numpy()
+        array = (
+            array.numpy()
+            if array.dtype.is_floating_point and array.itemsize >= 4
+            else (array.float().numpy())
         )
     elif hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
         array = np.from_dlpack(array)
@@ -56,9 +58,7 @@ def float32(array: Any, what: str, ndim: int = 3) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise _engine.TraceError(f"arrays: {what} is no array of numbers: {error}") from None
     if numbers.ndim != ndim:
-        raise _engine.TraceError(
-            f"arrays: {what} has {numbers.ndim} dimensions, expected {ndim}"
-        )
+        raise _engine.TraceError(f"arrays: {what} has {numbers.ndim} dimensions, expected {ndim}")
     return numbers
 
 
