@@ -15,12 +15,14 @@ namespace hae {
 /// lane, on the full-cache weights w,
 ///
 ///   missed mass            m = double(Σ_E w) / double(Σ_all w), at most 1
+///   missed concentration   Σ_E a² = double(Σ_E w²) / double(Σ_all w)², at most 1: counts what one token was
+///                          looked at for more than the same mass spread over many
 ///   KL                     -ln(double(Σ_S w) / double(Σ_all w)) = KL(a'||a), +0 when E is empty
 ///   output error           ‖o - o'‖₂, o = Σ a_j v_j, o' = Σ_S a'_j v_j, in double; needs V
 ///   relative output error  ‖o - o'‖₂ / ‖o‖₂
-enum class Metric { missed_mass, kl, output_error, output_error_relative };
-inline constexpr std::array kMetrics = {Metric::missed_mass, Metric::kl, Metric::output_error,
-                                        Metric::output_error_relative};
+enum class Metric { missed_mass, missed_concentration, kl, output_error, output_error_relative };
+inline constexpr std::array kMetrics = {Metric::missed_mass, Metric::missed_concentration, Metric::kl,
+                                        Metric::output_error, Metric::output_error_relative};
 const char* name(Metric metric);
 
 /// One metric of every (layer, query head, row) of a population. NaN marks a row that is not in the metric's

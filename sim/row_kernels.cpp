@@ -175,6 +175,17 @@ HAE_VECTORISED float sum_dropped(const float* w, const float* keep, Index keys) 
   return arithmetic::fold(partial);
 }
 
+HAE_VECTORISED float squares_dropped(const float* w, const float* keep, Index keys) {
+  float partial[kPartials] = {};
+  for (Index j = 0; j < keys; j += kPartials) {
+    for (Index p = 0; p < kPartials; ++p) {
+      const float dropped = w[j + p] * (1.0f - keep[j + p]);
+      partial[p] += dropped * dropped;
+    }
+  }
+  return arithmetic::fold(partial);
+}
+
 HAE_VECTORISED void add_normalised(const float* w, const float* keep, float divisor, double* total,
                                    Index keys) {
   for (Index j = 0; j < keys; ++j) {

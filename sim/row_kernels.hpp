@@ -45,6 +45,9 @@ float sum_kept(const float* w, const float* keep, Index keys);
 /// Canonical sum of w over the positions where keep is 0.
 float sum_dropped(const float* w, const float* keep, Index keys);
 
+/// Canonical sum of the squares of w over the positions where keep is 0; each product is rounded.
+float squares_dropped(const float* w, const float* keep, Index keys);
+
 /// total[j] += double(w[j] * keep[j] / divisor), the division in float32.
 void add_normalised(const float* w, const float* keep, float divisor, double* total, Index keys);
 

@@ -70,13 +70,16 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
   const auto block_row = static_cast<Index>(rows.block_row(row));
   for (Index h = 0; h < info_.query_heads; ++h) {
     Measured& measured = measured_[static_cast<std::size_t>(h)];
-    measured = {kAbsent, kAbsent, kAbsent, kAbsent, false};
+    measured = {kAbsent, kAbsent, kAbsent, kAbsent, kAbsent, false};
     const auto all = static_cast<double>(block.sum(h, block_row));
     if (all == 0.0) {
       continue;  // A masked row is in no population.
     }
     const auto evicted = static_cast<double>(
         kernels::sum_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
+    const auto squares = static_cast<double>(
+        kernels::squares_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
+    measured.missed_concentration = std::min(1.0, squares / (all * all));
     const auto resident = static_cast<double>(rows.resident_sum(h, row));
     measured.removed_all = resident == 0.0;
     if (measured.removed_all) {

@@ -24,6 +24,7 @@ class RowMeter {
   /// The metrics of one query head's row; NaN where the row is not in a metric's population.
   struct Measured {
     double missed_mass;
+    double missed_concentration;
     double kl;
     double output_error;
     double output_error_relative;

@@ -130,6 +130,29 @@ def _visual(lost: Lost, image: np.ndarray) -> float:
     return float((lost.recorded.attention * ~lost.held)[..., image].sum(-1).mean())
 
 
+def _lost_largest(lost: Lost) -> np.ndarray:
+    """[layers, query_heads, steps] bool: the row's largest probability lies on an evicted token; among
+    equal ones the newer counts as larger.
+    """
+    a = lost.recorded.attention
+    largest = a.shape[-1] - 1 - a[..., ::-1].argmax(-1)
+    return ~np.take_along_axis(lost.held, largest[..., None], -1)[..., 0]
+
+
+def _lost_top(lost: Lost, count: int) -> np.ndarray:
+    """[layers, query_heads, steps] how many of the row's largest probabilities are lost."""
+    top = np.argsort(lost.recorded.attention, axis=-1, kind="stable")[..., -count:]
+    return (~np.take_along_axis(lost.held, top, -1)).sum(-1)
+
+
+def _power(lost: Lost, exponent: float) -> np.ndarray:
+    return (lost.recorded.attention**exponent).sum(-1)
+
+
+def _lost_power(lost: Lost, exponent: float) -> np.ndarray:
+    return (np.where(lost.held, 0.0, lost.recorded.attention) ** exponent).sum(-1)
+
+
 def _late(lost: Lost) -> np.ndarray:
     return lost.missed[..., lost.missed.shape[-1] // 2 :]
 
@@ -162,8 +185,34 @@ FIGURES: dict[str, Callable[[Lost], float]] = {
     "share of rows with m > 1/2": lambda x: float((x.missed > 0.5).mean()),
     "share of rows with m > 0.9": lambda x: float((x.missed > 0.9).mean()),
     "share of rows that lost their largest key": lambda x: float(
-        (~np.take_along_axis(x.held, x.recorded.attention.argmax(-1)[..., None], -1)).mean()
+        _lost_largest(x).mean()
     ),
+    "share of rows that lost their largest key, second layer": lambda x: float(
+        _lost_largest(x)[1].mean()
+    ),
+    "probability of a lost largest key, mean": lambda x: float(
+        (_lost_largest(x) * x.recorded.attention.max(-1)).mean()
+    ),
+    "probability of a lost largest key / probability of a largest key": lambda x: float(
+        (_lost_largest(x) * x.recorded.attention.max(-1)).sum()
+        / x.recorded.attention.max(-1).sum()
+    ),
+    "lost squared probability, mean": lambda x: float(_lost_power(x, 2).mean()),
+    "lost squared probability / squared probability, mean": lambda x: float(
+        (_lost_power(x, 2) / _power(x, 2)).mean()
+    ),
+    "lost squared probability / squared probability, of all rows": lambda x: float(
+        _lost_power(x, 2).sum() / _power(x, 2).sum()
+    ),
+    "lost cubed probability / cubed probability, mean": lambda x: float(
+        (_lost_power(x, 3) / _power(x, 3)).mean()
+    ),
+    "lost p^1.5 / p^1.5, mean": lambda x: float((_lost_power(x, 1.5) / _power(x, 1.5)).mean()),
+    "share of rows that lost two of their three largest keys": lambda x: float(
+        (_lost_top(x, 3) >= 2).mean()
+    ),
+    "share of the three largest keys that are lost": lambda x: float(_lost_top(x, 3).mean() / 3),
+    "share of the five largest keys that are lost": lambda x: float(_lost_top(x, 5).mean() / 5),
     "largest single lost probability, mean": lambda x: float(
         (x.recorded.attention * ~x.held).max(-1).mean()
     ),

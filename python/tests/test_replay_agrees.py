@@ -677,9 +677,9 @@ def compare_one(where, run, figures, steps):
         check(where, run, figures, path, 0, 0)
     for population in ("decode", "prefill"):
         for statistic in ("mean", "max", "p50", "p95"):
-            # The missed mass is a quotient of two defined floats, its mean a sum in a defined
-            # order.
-            check(where, run, figures, (population, "missed_mass", statistic), 0, 0)
+            # Both are quotients of defined floats, their means sums in a defined order.
+            for metric in ("missed_mass", "missed_concentration"):
+                check(where, run, figures, (population, metric, statistic), 0, 0)
             check(where, run, figures, (population, "kl", statistic), LN_RELATIVE, LN_ABSOLUTE)
             for metric in ("output_error", "output_error_relative"):
                 check(

@@ -125,7 +125,7 @@ TEST_F(Results, SayWhatDiffers) {
     EXPECT_THAT(outcome.err, HasSubstr(what));
   };
   differs([](json& result) { result["runs"][0].erase("tokens"); }, "tokens was not stored");
-  differs([](json& result) { result["runs"][0]["decode"] = json::object(); },
+  differs([](json& result) { result["runs"][0]["decode"].erase("missed_mass"); },
           "decode.missed_mass was not stored");
   differs([](json& result) { result["runs"][0]["better"] = 1; }, "better was stored, and is unknown");
   differs([](json& result) { result["summary"][1]["events"]["mean"] = 1; },

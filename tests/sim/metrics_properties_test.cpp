@@ -87,6 +87,28 @@ std::string draw_spec() {
 // (n/32 + 5) 2^-24; the tests use the bound for n = 64, twice for a quotient, and a factor of two to spare.
 constexpr double kSumError = 2.0 * 2.0 * 7.0 * 0x1p-24;
 
+TEST(Metrics, MissedConcentrationIsTheSumOfSquaredProbabilitiesOfEvictedTokens) {
+  testing::check_interesting("concentration", 0.4, [] {
+    const MemoryTrace trace = *attention_traces();
+    RunResult result = run(trace, draw_spec());
+    const auto check = [&](const PlainRow& row, Index layer, Index head, Index step) {
+      double squares = 0.0;
+      double largest = 0.0;
+      for (std::size_t j = 0; j < row.a.size(); ++j) {
+        if (row.kept[j] == 0.0) {
+          squares += row.a[j] * row.a[j];
+          largest = std::max(largest, row.a[j]);
+        }
+      }
+      const double measured = result.decode.at(Metric::missed_concentration, layer, head, step - 1);
+      // One more rounding for each square, and the total enters twice. Squares may be subnormal.
+      RC_ASSERT(std::abs(measured - squares) <= 2.0 * kSumError * squares + 0x1p-120);
+      RC_ASSERT(measured <= row.missed * largest * (1.0 + 4.0 * kSumError) + 0x1p-24);
+    };
+    return for_each_row(trace, result, check) > 0;
+  });
+}
+
 TEST(Metrics, MissedMassIsTheTotalVariationBetweenTheTwoAttentions) {
   testing::check_interesting("total variation", 0.4, [] {
     const MemoryTrace trace = *attention_traces();

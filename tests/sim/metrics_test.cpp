@@ -95,7 +95,20 @@ TEST(Metrics, ARowThatLostAllItsMassIsCountedAndHasNoKl) {
   RunResult result = run(trace, "greedy:budget=1,recent=0");
   EXPECT_EQ(result.removed_all_rows, 1);
   EXPECT_EQ(result.decode.at(Metric::missed_mass, 0, 0, 0), 1.0);
+  EXPECT_EQ(result.decode.at(Metric::missed_concentration, 0, 0, 0), 1.0);
   EXPECT_TRUE(std::isnan(result.decode.at(Metric::kl, 0, 0, 0)));
+}
+
+TEST(Metrics, MissedConcentrationIsTheSumOfSquaresOfWhatWasEvicted) {
+  // A window of one recent token evicts 0 when 2 comes and 1 when 3 comes. The row of token 2 sees 1 and
+  // itself: 0.5^2 is missed. The row of token 3 sees 2 and itself: 0.5^2 + 0.25^2 are.
+  const testing::MemoryTrace trace = attention_trace(
+      {{{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.5f, 0.25f, 0.125f, 0.125f}}}}, 2, {-1, -1, -1, -1});
+  RunResult result = run(trace, "window:sinks=0,recent=1");
+  EXPECT_EQ(testing::brief(result.log), "0/0/-1/0 1/0/-1/1 2/0/-1/2");
+  EXPECT_EQ(result.decode.at(Metric::missed_concentration, 0, 0, 0), 0.25);
+  EXPECT_EQ(result.decode.at(Metric::missed_concentration, 0, 0, 1), 0.25 + 0.0625);
+  EXPECT_EQ(result.decode.at(Metric::missed_mass, 0, 0, 1), 0.75);
 }
 
 TEST(Metrics, AMaskedRowIsInNoAggregateAndCounted) {

@@ -7,7 +7,7 @@ import numpy as np
 
 from .arithmetic import divide_or_zero, row_sum
 
-METRICS = ("missed_mass", "kl", "output_error", "output_error_relative")
+METRICS = ("missed_mass", "missed_concentration", "kl", "output_error", "output_error_relative")
 NEVER = 1 << 62
 
 
@@ -90,6 +90,7 @@ class _Population:
         kept_weights = np.where(gone, zero, weights)
         total = trace.totals[layer][head][queries]
         lost = row_sum(np.where(gone, weights, zero))
+        lost_squares = row_sum(np.where(gone, weights, zero) ** 2)
         kept = row_sum(kept_weights)
         errors = [(None, None)] * len(queries)
         if trace.values is not None:
@@ -105,6 +106,10 @@ class _Population:
             if total[row] == 0:
                 continue  # masked: in no aggregate
             self.values["missed_mass"].append(min(1.0, float(lost[row]) / float(total[row])))
+            square = float(total[row]) * float(total[row])
+            self.values["missed_concentration"].append(
+                min(1.0, float(lost_squares[row]) / square)
+            )
             if kept[row] == 0:
                 self.removed_all += 1
                 continue
