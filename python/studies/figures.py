@@ -153,6 +153,19 @@ def _lost_power(lost: Lost, exponent: float) -> np.ndarray:
     return (np.where(lost.held, 0.0, lost.recorded.attention) ** exponent).sum(-1)
 
 
+def _pull(lost: Lost) -> np.ndarray:
+    """[layers, query_heads, steps, T] (a |v - o|)^2: how far a token alone pulls the output."""
+    v, o = lost.recorded.values, lost.recorded.output
+    distance = (
+        (v**2).sum(-1)[:, :, None, :] - 2 * o @ v.swapaxes(-1, -2) + (o**2).sum(-1)[..., None]
+    )
+    return lost.recorded.attention**2 * np.maximum(distance, 0.0)
+
+
+def _lost_pull(lost: Lost) -> np.ndarray:
+    return np.where(lost.held, 0.0, _pull(lost))
+
+
 def _late(lost: Lost) -> np.ndarray:
     return lost.missed[..., lost.missed.shape[-1] // 2 :]
 
@@ -184,9 +197,7 @@ FIGURES: dict[str, Callable[[Lost], float]] = {
     "missed mass squared, mean": lambda x: float((x.missed**2).mean()),
     "share of rows with m > 1/2": lambda x: float((x.missed > 0.5).mean()),
     "share of rows with m > 0.9": lambda x: float((x.missed > 0.9).mean()),
-    "share of rows that lost their largest key": lambda x: float(
-        _lost_largest(x).mean()
-    ),
+    "share of rows that lost their largest key": lambda x: float(_lost_largest(x).mean()),
     "share of rows that lost their largest key, second layer": lambda x: float(
         _lost_largest(x)[1].mean()
     ),
@@ -194,8 +205,7 @@ FIGURES: dict[str, Callable[[Lost], float]] = {
         (_lost_largest(x) * x.recorded.attention.max(-1)).mean()
     ),
     "probability of a lost largest key / probability of a largest key": lambda x: float(
-        (_lost_largest(x) * x.recorded.attention.max(-1)).sum()
-        / x.recorded.attention.max(-1).sum()
+        (_lost_largest(x) * x.recorded.attention.max(-1)).sum() / x.recorded.attention.max(-1).sum()
     ),
     "lost squared probability, mean": lambda x: float(_lost_power(x, 2).mean()),
     "lost squared probability / squared probability, mean": lambda x: float(
@@ -213,6 +223,15 @@ FIGURES: dict[str, Callable[[Lost], float]] = {
     ),
     "share of the three largest keys that are lost": lambda x: float(_lost_top(x, 3).mean() / 3),
     "share of the five largest keys that are lost": lambda x: float(_lost_top(x, 5).mean() / 5),
+    "lost squared probability, max over heads, mean": lambda x: float(
+        _lost_power(x, 2).max(1).mean()
+    ),
+    "lost squared a |v - o| / squared a |v - o|, of all rows": lambda x: float(
+        _lost_pull(x).sum() / _pull(x).sum()
+    ),
+    "projected output error / residual, max over rows": lambda x: float(
+        (x.projected_error / x.recorded.residual).mean(0).max()
+    ),
     "largest single lost probability, mean": lambda x: float(
         (x.recorded.attention * ~x.held).max(-1).mean()
     ),
