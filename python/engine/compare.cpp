@@ -1,10 +1,12 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
 #include <map>
 
+#include "analysis/interval.hpp"
 #include "python/engine/module.hpp"
 #include "python/engine/policy_argument.hpp"
 #include "python/engine/run.hpp"
@@ -132,6 +134,13 @@ std::string manifest_of(const std::vector<std::string>& paths, const nb::list& p
 void bind_comparison(nb::module_& m) {
   m.def("compare_sequences", &compare_sequences, nb::arg("sequences"), nb::arg("policies"),
         nb::arg("match").none(), nb::arg("nan"), nb::arg("optimal"), nb::arg("threads"), nb::arg("lock"));
+  m.def(
+      "mean_interval",
+      [](const std::vector<double>& observations) -> std::optional<std::pair<double, double>> {
+        const std::optional<analysis::Interval> interval = analysis::mean_interval(observations);
+        return interval ? std::optional(std::pair(interval->low, interval->high)) : std::nullopt;
+      },
+      nb::arg("observations"), "Ends of the 95 % t interval of the mean; None for fewer than two.");
   m.def("summary", &summary_of, nb::arg("runs"));
   m.def("manifest", &manifest_of, nb::arg("paths"), nb::arg("policies"), nb::arg("match").none(),
         nb::arg("nan"), nb::arg("optimal"), nb::arg("threads"), nb::arg("lock"));

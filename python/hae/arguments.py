@@ -10,24 +10,24 @@ from typing import NoReturn
 from hae.errors import USAGE
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
     return value
 
 
-class _OneLineParser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line; --help shows the rest."""
 
     def error(self, message: str) -> NoReturn:
-        sys.exit(fail(f"{message}; see hae-record --help", USAGE))
+        sys.exit(fail(f"{message}; see {self.prog} --help", USAGE, self.prog))
 
 
 def argument_parser() -> argparse.ArgumentParser:
     from hae import trace  # here: the libraries behind it take seconds to load
 
-    parser = _OneLineParser(
+    parser = OneLineParser(
         prog="hae-record",
         description="Run a Hugging Face model greedily and write one trace sequence per prompt.",
     )
@@ -40,7 +40,7 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="F.jsonl",
         help="one JSON object a line: text, and optionally name, group, images (paths)",
     )
-    parser.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N")
+    parser.add_argument("--max-new-tokens", type=positive, default=64, metavar="N")
     parser.add_argument("--payload", choices=trace.PAYLOADS, default="qkv")
     parser.add_argument(
         "--dtype", choices=trace.DTYPES, default="float16", help="type of the stored numbers"
@@ -65,7 +65,7 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--limit-bytes",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="refuse a recording that may grow larger (and always what the disk cannot hold)",
     )
@@ -75,7 +75,7 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def fail(message: str, exit_code: int) -> int:
+def fail(message: str, exit_code: int, program: str = "hae-record") -> int:
     """Says what is wrong in one line. Returns the exit code."""
-    print(f"hae-record: {message}", file=sys.stderr)
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
     return exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,29 +89,27 @@ def effect(
     of: Reference,
     policy: AnyPolicy,
     *,
-    right_answer: Tokens[int] | None = None,
-    free_running: bool = True,
+    is_right: Callable[[list[int]], bool] | None = None,
+    max_new_tokens: int | None = None,
     name: str = "sequence",
 ) -> tuple[Effect, Run]:
     """What a policy does to one sequence. Returns the run with the forced answer too: its log, and
     what it measured on the model's own rows.
 
-    right_answer  its tokens, the end token included
-    free_running  also let the model answer by itself, of at most as many tokens as the full cache's
-                  answer or the right one has
+    is_right        whether a free-running answer's tokens, the end token included, are right
+    max_new_tokens  of the free-running answer; None: only the forced one is run
     """
     forced = teacher_forced(model, of.prompt, policy, of.answer.tokens, name=name)
     found = forced_effect(of.answer, forced)
-    if free_running:
+    if max_new_tokens is not None:
         full = of.answer.tokens
-        most = max(len(full), len(right_answer or ()))
-        free = generate(model, of.prompt, policy, max_new_tokens=most, name=name).tokens
+        free = generate(model, of.prompt, policy, max_new_tokens=max_new_tokens, name=name).tokens
         found = Effect(
             found.kl,
             found.agreement,
             found.nll_increase,
             token_accuracy=sum(a == b for a, b in zip(free, full, strict=False)) / len(full),
             same=free == full,
-            exact=None if right_answer is None else free == list(right_answer),
+            exact=None if is_right is None else is_right(free),
         )
     return found, forced.run

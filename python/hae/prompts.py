@@ -29,6 +29,7 @@ class Prompt:
     images  the pictures, in the order of their placeholders
     paths   the files that the pictures came from, if any
     group   sequences about one picture or document share it: they are not independent
+    answer  the right answer, where one is known: for hae-closed-loop
     """
 
     name: str
@@ -36,14 +37,15 @@ class Prompt:
     images: list[Image.Image] = field(default_factory=list)
     group: str = ""
     paths: list[Path] = field(default_factory=list)
+    answer: str | None = None
 
 
-_KEYS = {"name", "text", "images", "group"}
+_KEYS = {"name", "text", "images", "group", "answer"}
 
 
 def load_prompts(path: Path) -> list[Prompt]:
     """Read a JSON Lines file: one object a line with `text` and, optionally, `name` (default:
-    its number), `group` (default: its name) and `images` (paths relative to the file).
+    its number), `group` (default: its name), `images` (paths relative to the file) and `answer`.
 
     raises PromptError naming the file and the line
     """
@@ -82,6 +84,9 @@ def _prompt(entry: Any, where: str, folder: Path, default_name: str) -> Prompt:
         raise PromptError(f'{where}: "name" and "group" must be strings that are not empty')
     if "\0" in name + group or any(not _is_unicode(text) for text in (name, group, entry["text"])):
         raise PromptError(f"{where}: a string holds half a surrogate pair, or a name U+0000")
+    answer = entry.get("answer")
+    if answer is not None and not isinstance(answer, str):
+        raise PromptError(f'{where}: "answer" must be a string')
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise PromptError(f'{where}: "images" must be a list of paths')
     images = []
@@ -92,7 +97,9 @@ def _prompt(entry: Any, where: str, folder: Path, default_name: str) -> Prompt:
         except Exception as error:  # each of Pillow's decoders has kinds of its own
             raise PromptError(f"{where}: picture {image_path}: {reason(error)}") from None
     files = [folder / image_path for image_path in paths]
-    return Prompt(name=name, text=entry["text"], images=images, group=group, paths=files)
+    return Prompt(
+        name=name, text=entry["text"], images=images, group=group, paths=files, answer=answer
+    )
 
 
 def _is_unicode(text: str) -> bool:

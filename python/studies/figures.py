@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -57,6 +58,30 @@ class Recorded:
             residual,
             info.prompt,
         )
+
+    @cached_property
+    def pull(self) -> np.ndarray:
+        """[layers, query_heads, steps, T] (a |v - o|)^2: how far a token alone pulls the output."""
+        v, o = self.values, self.output
+        squares = (v**2).sum(-1)[:, :, None, :] + (o**2).sum(-1)[..., None]
+        return self.attention**2 * np.maximum(squares - 2 * o @ v.swapaxes(-1, -2), 0.0)
+
+    @cached_property
+    def by_size(self) -> np.ndarray:
+        """[layers, query_heads, steps, 5] the largest probabilities' keys, the largest last; among
+        equal ones the newer counts as larger.
+        """
+        return np.argsort(self.attention, axis=-1, kind="stable")[..., -5:]
+
+    def power(self, exponent: float) -> np.ndarray:
+        """[layers, query_heads, steps, T] a to a power."""
+        if exponent not in self._powers:
+            self._powers[exponent] = self.attention**exponent
+        return self._powers[exponent]
+
+    @cached_property
+    def _powers(self) -> dict[float, np.ndarray]:
+        return {}
 
 
 def residents(run: hae.Run) -> np.ndarray:
@@ -134,36 +159,25 @@ def _lost_largest(lost: Lost) -> np.ndarray:
     """[layers, query_heads, steps] bool: the row's largest probability lies on an evicted token; among
     equal ones the newer counts as larger.
     """
-    a = lost.recorded.attention
-    largest = a.shape[-1] - 1 - a[..., ::-1].argmax(-1)
-    return ~np.take_along_axis(lost.held, largest[..., None], -1)[..., 0]
+    return ~np.take_along_axis(lost.held, lost.recorded.by_size[..., -1:], -1)[..., 0]
 
 
 def _lost_top(lost: Lost, count: int) -> np.ndarray:
     """[layers, query_heads, steps] how many of the row's largest probabilities are lost."""
-    top = np.argsort(lost.recorded.attention, axis=-1, kind="stable")[..., -count:]
+    top = lost.recorded.by_size[..., -count:]
     return (~np.take_along_axis(lost.held, top, -1)).sum(-1)
 
 
 def _power(lost: Lost, exponent: float) -> np.ndarray:
-    return (lost.recorded.attention**exponent).sum(-1)
+    return lost.recorded.power(exponent).sum(-1)
 
 
 def _lost_power(lost: Lost, exponent: float) -> np.ndarray:
-    return (np.where(lost.held, 0.0, lost.recorded.attention) ** exponent).sum(-1)
-
-
-def _pull(lost: Lost) -> np.ndarray:
-    """[layers, query_heads, steps, T] (a |v - o|)^2: how far a token alone pulls the output."""
-    v, o = lost.recorded.values, lost.recorded.output
-    distance = (
-        (v**2).sum(-1)[:, :, None, :] - 2 * o @ v.swapaxes(-1, -2) + (o**2).sum(-1)[..., None]
-    )
-    return lost.recorded.attention**2 * np.maximum(distance, 0.0)
+    return np.where(lost.held, 0.0, lost.recorded.power(exponent)).sum(-1)
 
 
 def _lost_pull(lost: Lost) -> np.ndarray:
-    return np.where(lost.held, 0.0, _pull(lost))
+    return np.where(lost.held, 0.0, lost.recorded.pull)
 
 
 def _late(lost: Lost) -> np.ndarray:
@@ -227,7 +241,7 @@ FIGURES: dict[str, Callable[[Lost], float]] = {
         _lost_power(x, 2).max(1).mean()
     ),
     "lost squared a |v - o| / squared a |v - o|, of all rows": lambda x: float(
-        _lost_pull(x).sum() / _pull(x).sum()
+        _lost_pull(x).sum() / x.recorded.pull.sum()
     ),
     "projected output error / residual, max over rows": lambda x: float(
         (x.projected_error / x.recorded.residual).mean(0).max()

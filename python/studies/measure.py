@@ -142,7 +142,11 @@ def measure(model: Any, item: Item, specs: list[str], free_running: bool) -> Ite
     yield base | {"policy": "full", "exact": full.answer.tokens == item.right}
     for run in hae.replay(full.sequence, specs, threads=1):
         found, closed = effects.effect(
-            model, full, run.policy, right_answer=item.right, free_running=free_running
+            model,
+            full,
+            run.policy,
+            is_right=lambda tokens: tokens == item.right,
+            max_new_tokens=max(len(full.answer.tokens), len(item.right)) if free_running else None,
         )
         tokens = closed.attention_tokens
         yield (
