@@ -1,7 +1,7 @@
 """Runs the cells of the closed-loop study and keeps one JSON line a (sequence, cell).
 
     python python/studies/measure.py --part boards|choosing|text --sequences N --out FOLDER
-        [--share I/OF] [--smollm2 MODEL.gguf]
+        [--share I/OF] [--smollm2 MODEL.gguf] [--cells FIRST]
 
 A sequence that is there already is not run again, so an interrupted run goes on where it stopped.
 """
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--share", default="0/1", help="this process's share, e.g. 1/2")
     parser.add_argument("--smollm2", type=Path, help="the GGUF file of SmolLM2-135M")
+    parser.add_argument("--cells", type=int, help="only the first so many cells; for trying it")
     options = parser.parse_args()
     share, of = (int(number) for number in options.share.split("/"))
     torch.set_num_threads(1)
@@ -191,7 +192,8 @@ def main() -> None:
         path = folder / f"{item.name}.jsonl"
         if index % of != share or path.exists():
             continue
-        lines = measure(model, item, SPECS[options.part], options.part == "boards")
+        specs = SPECS[options.part][: options.cells]
+        lines = measure(model, item, specs, options.part == "boards")
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         partial.rename(path)
