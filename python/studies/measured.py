@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from pathlib import Path
 
@@ -19,8 +19,9 @@ class StudyError(Exception):
 class Part:
     """Every policy over every sequence.
 
-    name  boards, choosing or text
-    full  lines of the full cache, by sequence
+    name      boards, choosing or text
+    full      lines of the full cache, by sequence
+    policies  canonical specs, in the order in which they were measured
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,49 +31,53 @@ class Part:
             raise StudyError(f"{folder}: no measurements; run measure.py --part {self.name} first")
         frame = pd.DataFrame(lines)
         self.full = frame[frame.policy == "full"].set_index("sequence")
-        self._frame = frame[frame.policy != "full"]
-        counts = self._frame.groupby("policy").sequence.nunique()
+        cells = frame[frame.policy != "full"]
+        self.policies = list(dict.fromkeys(cells.policy))
+        counts = cells.groupby("policy").sequence.nunique()
         if len(short := counts[counts < len(self.full)]):
             raise StudyError(
                 f"{folder}: {short.index[0]} was measured on {short.iloc[0]} of {len(self.full)} "
                 "sequences; the cells have changed: measure into an empty folder"
             )
+        self._tables = cells.pivot(index="sequence", columns="policy")
 
     @property
     def sequences(self) -> list[str]:
         return list(self.full.index)
 
-    @property
-    def policies(self) -> list[str]:
-        """Canonical specs."""
-        return list(dict.fromkeys(self._frame.policy))
-
     def only(self, task: str) -> Part:
         """The sequences of one task."""
         part = copy(self)
         part.full = self.full[self.full.task == task]
-        part._frame = self._frame[self._frame.task == task]
+        return part
+
+    def without(self, policies: Iterable[str]) -> Part:
+        """Without some cells, by canonical spec."""
+        part = copy(self)
+        part.policies = [policy for policy in self.policies if policy not in set(policies)]
         return part
 
     def table(self, measure: str) -> pd.DataFrame:
         """[sequences, policies] of one measure or figure."""
-        wide = self._frame.pivot(index="sequence", columns="policy", values=measure)
-        return wide.loc[self.sequences, self.policies]
+        return self._tables[measure].loc[self.sequences, self.policies]
 
-    def of(self, measure: str, spec: str, task: str | None = None) -> pd.Series:
+    def place(self, policy: str) -> int:
+        """Where a canonical spec stands in `policies`.
+
+        raises StudyError when it was not measured
+        """
+        if policy not in self.policies:
+            raise StudyError(
+                f"{self.name}: {policy} was not measured; measure into an empty folder"
+            )
+        return self.policies.index(policy)
+
+    def of(self, measure: str, spec: str) -> pd.Series:
         """[sequences] of one measure under one policy.
 
         raises StudyError when the policy was not measured
         """
-        policy = hae.policy(spec).spec
-        found = self._frame[self._frame.policy == policy]
-        if found.empty:
-            raise StudyError(
-                f"{self.name}: {policy} was not measured; measure into an empty folder"
-            )
-        if task is not None:
-            found = found[found.task == task]
-        return found.set_index("sequence")[measure]
+        return self.table(measure).iloc[:, self.place(hae.policy(spec).spec)]
 
 
 def _lines(folder: Path) -> Iterator[dict]:

@@ -54,7 +54,7 @@ def _family_table(part: Part, column: str) -> str:
 
 def _task_table(part: Part) -> str:
     def row(name: str, spec: str) -> list[str]:
-        exact = [part.of("exact", with_budget(spec, MIDDLE), task) for task in TASKS]
+        exact = [part.only(task).of("exact", with_budget(spec, MIDDLE)) for task in TASKS]
         return [name, *(between(share_of(one)) for one in exact)]
 
     full = part.full.groupby("task").exact

@@ -18,17 +18,17 @@ RESAMPLES, SEED = 1000, 20260202
 
 
 def spearman(cells: np.ndarray) -> np.ndarray:
-    """[F] rank correlation of each column of [cells, F + 1] with the last; 0 for a constant one."""
-    ranks = rankdata(cells, axis=0)
-    ranks -= ranks.mean(0)
-    length = np.sqrt((ranks**2).sum(0))
+    """[..., F] rank correlation of each column of [..., cells, F + 1] with the last; constant: 0."""
+    ranks = rankdata(cells, axis=-2)
+    ranks -= ranks.mean(-2, keepdims=True)
+    length = np.sqrt((ranks**2).sum(-2, keepdims=True))
     ranks /= np.where(length == 0, 1.0, length)
-    return ranks[:, :-1].T @ ranks[:, -1]
+    return (ranks[..., :-1] * ranks[..., -1:]).sum(-2)
 
 
 def spearman_within(cells: np.ndarray, groups: list[np.ndarray]) -> np.ndarray:
-    """[F] mean of the rank correlations within groups of cells, e.g. those of one budget."""
-    return np.mean([spearman(cells[group]) for group in groups], axis=0)
+    """[..., F] mean of the rank correlations within groups of cells, e.g. those of one budget."""
+    return np.mean([spearman(cells[..., group, :]) for group in groups], axis=0)
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,16 @@ def _cube(part: Part, figures: list[str]) -> np.ndarray:
 
 def _budgets(part: Part, specs: dict[int, list[str]]) -> list[np.ndarray]:
     """Cells of each budget, in the order of `specs`."""
-    place = {policy: index for index, policy in enumerate(part.policies)}
-    return [np.array([place[spec] for spec in group]) for group in specs.values()]
+    return [np.array([part.place(spec) for spec in group]) for group in specs.values()]
 
 
 def _resampled(cube: np.ndarray, groups: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """[RESAMPLES, F] overall and same-budget correlations, sequences drawn with replacement."""
-    draw = np.random.default_rng(SEED)
     count = len(cube)
-    overall, same = [], []
-    for _ in range(RESAMPLES):
-        cells = cube[draw.integers(count, size=count)].mean(0)
-        overall.append(spearman(cells))
-        same.append(spearman_within(cells, groups))
-    return np.array(overall), np.array(same)
+    draw = np.random.default_rng(SEED)
+    times = draw.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    cells = np.tensordot(times / count, cube, axes=1)
+    return spearman(cells), spearman_within(cells, groups)
 
 
 def _least(cells: np.ndarray, groups: list[np.ndarray]) -> np.ndarray:
@@ -116,14 +112,14 @@ def scores(part: Part, figures: list[str], specs: dict[int, list[str]]) -> dict[
 
     specs  budget -> canonical specs of its policies, the same policies in the same order each time
     """
-    cube = _cube(part, figures)
     groups = _budgets(part, specs)
+    cube = _cube(part, figures)
     cells = cube.mean(0)
     overall, same = spearman(cells), spearman_within(cells, groups)
     overall_drawn, same_drawn = _resampled(cube, groups)
     least = _least(cells, groups)
     pairs, clear = _pairs(cube, groups)
-    single = np.array([spearman(one) for one in cube])
+    single = spearman(cube)
 
     def drawn(value: float, draws: np.ndarray) -> Estimate:
         return Estimate(float(value), *np.quantile(draws, (0.025, 0.975)))

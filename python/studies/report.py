@@ -37,6 +37,11 @@ def size_fields(parts: dict[str, Part]) -> dict[str, str]:
     }
 
 
+def judged(parts: dict[str, Part]) -> dict[str, Part]:
+    """For figures: the test boards without the settings that the choosing part has too."""
+    return parts | {"boards": parts["boards"].without(parts["choosing"].policies)}
+
+
 def document(parts: dict[str, Part], found: Reliability) -> str:
     boards = parts["boards"]
     fields = (
@@ -44,7 +49,8 @@ def document(parts: dict[str, Part], found: Reliability) -> str:
         | accuracy_fields(boards)
         | memory_fields(boards)
         | option_fields(boards)
-        | figure_fields(parts, found)
+        | {"judged_cells": str(len(judged(parts)["boards"].policies))}
+        | figure_fields(judged(parts), found)
     )
     return TEMPLATE.read_text(encoding="utf-8").format_map(fields)
 
@@ -72,7 +78,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     try:
         parts = {name: Part(options.measured / name) for name in PARTS}
-        found = Reliability(parts)
+        found = Reliability(judged(parts))
         (out / "closed-loop.md").write_text(document(parts, found), encoding="utf-8")
     except StudyError as error:
         sys.exit(str(error))
