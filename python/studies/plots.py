@@ -29,14 +29,15 @@ def _families() -> list[tuple[str, str, str]]:
 
 
 def _save(figure: pyplot.Figure, path: Path) -> None:
-    figure.tight_layout()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8)
     figure.savefig(path, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
 
 
 def accuracy(part: Part, path: Path) -> None:
     """Exact answers and KL of each family against the tokens that it holds on average."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6))
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     for name, spec, marker in _families():
         specs = [cells.with_budget(spec, budget) for budget in cells.BUDGETS]
         tokens = [part.of("tokens", one).mean() for one in specs]
@@ -46,7 +47,6 @@ def accuracy(part: Part, path: Path) -> None:
     axes[0].axhline(part.full.exact.astype(float).mean(), color="black", linewidth=1, linestyle=":")
     axes[0].set(xlabel="tokens held, mean", ylabel="exact answers", ylim=(-0.03, 1.03))
     axes[1].set(xlabel="tokens held, mean", ylabel="KL, nats a token", yscale="log")
-    axes[0].legend(fontsize=7)
     _save(figure, path)
 
 
@@ -56,9 +56,11 @@ def figures(part: Part, shown: dict[str, str], path: Path) -> None:
     shown  label -> figure
     """
     loss = part.table("kl").mean()
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(9, 3.4), sharey=True)
+    figure, axes = pyplot.subplots(
+        1, len(shown), figsize=(10, 3.4), sharey=True, layout="constrained"
+    )
     for axis, (label, name) in zip(axes, shown.items(), strict=True):
-        axis.plot(part.table(name).mean(), loss, ".", color="grey", markersize=4)
+        axis.plot(part.table(name).mean(), loss, ".", color="lightgrey", markersize=5)
         for family, spec, marker in _families():
             specs = [cells.with_budget(spec, budget) for budget in cells.BUDGETS]
             axis.plot(
@@ -70,5 +72,4 @@ def figures(part: Part, shown: dict[str, str], path: Path) -> None:
             )
         axis.set(xlabel=label, yscale="log")
     axes[0].set_ylabel("KL, nats a token")
-    axes[0].legend(fontsize=6)
     _save(figure, path)

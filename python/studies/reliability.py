@@ -18,7 +18,7 @@ RESAMPLES, SEED = 1000, 20260202
 
 
 def spearman(cells: np.ndarray) -> np.ndarray:
-    """[..., F] rank correlation of each column of [..., cells, F + 1] with the last; constant: 0."""
+    """[..., F] rank correlation of [..., cells, F + 1]'s columns with the last; 0 if constant."""
     ranks = rankdata(cells, axis=-2)
     ranks -= ranks.mean(-2, keepdims=True)
     length = np.sqrt((ranks**2).sum(-2, keepdims=True))
