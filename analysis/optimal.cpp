@@ -170,7 +170,6 @@ std::vector<std::optional<double>> optimal_totals(Sequence& sequence, std::span<
   }
   ReplayOptions again = options;
   again.prompt_rows = false;
-  again.progress = nullptr;
   replay(sequence, {std::make_shared<Search>(kinds, evictions)}, again, where);
 
   std::vector<std::shared_ptr<const Policy>> logs;

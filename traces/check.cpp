@@ -28,8 +28,11 @@ class SequenceCheck {
         most_(most_messages),
         report_(report) {}
 
-  void run() {
+  void run(const std::function<void()>& keep_going) {
     for (Index layer = 0; layer < info_.layers; ++layer) {
+      if (keep_going) {
+        keep_going();
+      }
       const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
       if (info_.payload == Payload::qkv) {
         check_finite("k", layer, 0, payload->keys());
@@ -160,17 +163,30 @@ std::optional<std::string> row_violation(std::span<const float> row, std::span<c
                  forbidden ? ", expected 0 because the mask forbids it" : ", expected a finite number >= 0");
 }
 
-CheckReport check_trace(TraceSource& source, Index most_messages) {
+CheckReport check_trace(TraceSource& source, Index most_messages, const std::function<void()>& keep_going) {
   CheckReport report;
   for (Index index = 0; index < source.sequences(); ++index) {
     try {
       const std::unique_ptr<Sequence> sequence = source.open(index);
       const std::string where =
           message(source.name(), ": sequence ", index, " ", in_quotes(sequence->info().name));
-      SequenceCheck(*sequence, where, most_messages, report).run();
+      SequenceCheck(*sequence, where, most_messages, report).run(keep_going);
     } catch (const TraceError& error) {
       if (report.total++ < most_messages) {
         report.violations.emplace_back(error.what());
+      }
+    }
+  }
+  return report;
+}
+
+CheckReport check_file(TraceFile& file, Index most_messages, const std::function<void()>& keep_going) {
+  CheckReport report = check_trace(file, most_messages, keep_going);
+  const bool opens = report.total == 0;  // What cannot be opened is a violation already.
+  for (Index index = 0; opens && index < file.sequences(); ++index) {
+    for (const std::string& violation : file.optional_violations(index)) {
+      if (report.total++ < most_messages) {
+        report.violations.push_back(violation);
       }
     }
   }

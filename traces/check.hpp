@@ -1,11 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sim/trace.hpp"
+#include "traces/trace_file.hpp"
 
 namespace hae::traces {
 
@@ -23,8 +25,14 @@ struct CheckReport {
 /// by one layer's K and V and a block of rows.
 ///
 /// most_messages  how many violations are put into words
+/// keep_going     called before each layer; it may throw to stop
 /// throws         nothing for a bad sequence: that it cannot be opened is one violation
-[[nodiscard]] CheckReport check_trace(TraceSource& source, Index most_messages = 10);
+[[nodiscard]] CheckReport check_trace(TraceSource& source, Index most_messages = 10,
+                                      const std::function<void()>& keep_going = {});
+
+/// The same for a file, and its optional datasets (TraceFile::optional_violations) when every sequence opens.
+[[nodiscard]] CheckReport check_file(TraceFile& file, Index most_messages = 10,
+                                     const std::function<void()>& keep_going = {});
 
 /// What is wrong with one attention row, or nothing.
 ///

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <initializer_list>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,30 +20,41 @@ namespace nb = nanobind;
 /// copy.
 using FloatArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
+/// A numpy array; of const numbers it is read-only.
+template <typename Number>
+using NumpyArray = nb::ndarray<nb::numpy, Number>;
+
 inline View<const float, 3> view(const FloatArray& array) {
   const auto extent = [&](std::size_t axis) { return static_cast<Index>(array.shape(axis)); };
   return {array.data(), {extent(0), extent(1), extent(2)}};
 }
 
 /// A numpy array of memory that `owner` keeps alive.
+template <typename Number>
+NumpyArray<Number> array_of(Number* data, std::initializer_list<std::size_t> shape, nb::handle owner) {
+  return {data, shape.size(), shape.begin(), owner};
+}
+
+/// What keeps `value` alive for numpy.
 template <typename Value>
-nb::object array_of(Value* data, std::initializer_list<std::size_t> shape, nb::handle owner) {
-  return nb::cast(nb::ndarray<nb::numpy, Value>(data, shape.size(), shape.begin(), owner));
+nb::capsule owner_of(Value value) {
+  auto owned = std::make_unique<Value>(std::move(value));
+  nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<Value*>(p); });
+  static_cast<void>(owned.release());
+  return owner;
 }
 
 /// A numpy array that owns these numbers.
-template <typename Value>
-nb::object array_of(std::vector<Value> values, std::initializer_list<std::size_t> shape) {
-  auto owned = std::make_unique<std::vector<Value>>(std::move(values));
-  Value* data = owned->data();
-  nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<Value>*>(p); });
-  return array_of(data, shape, owner);
+template <typename Number>
+NumpyArray<Number> array_of(std::vector<Number> numbers, std::initializer_list<std::size_t> shape) {
+  Number* data = numbers.data();  // moving the vector leaves them where they are
+  return array_of(data, shape, owner_of(std::move(numbers)));
 }
 
-template <typename Value>
-nb::object array_of(std::vector<Value> values) {
-  const std::size_t size = values.size();
-  return array_of(std::move(values), {size});
+template <typename Number>
+NumpyArray<Number> array_of(std::vector<Number> numbers) {
+  const std::size_t size = numbers.size();
+  return array_of(std::move(numbers), {size});
 }
 
 }  // namespace hae::python

@@ -58,7 +58,7 @@ LayerRows rows_of(const FloatArray& q, const FloatArray& k, const FloatArray& v)
   return {view(q), view(k), view(v)};
 }
 
-nb::list residents(const LoopHandle& handle, Index layer) {
+nb::typed<nb::list, NumpyArray<Index>> residents(const LoopHandle& handle, Index layer) {
   const LayerCache& cache = handle.loop->cache(layer);
   nb::list lanes;
   for (Index lane = 0; lane < cache.lanes(); ++lane) {

@@ -3,10 +3,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <chrono>
+#include <algorithm>
 #include <map>
 
 #include "analysis/interval.hpp"
+#include "python/engine/interruptible.hpp"
 #include "python/engine/module.hpp"
 #include "python/engine/policy_argument.hpp"
 #include "python/engine/run.hpp"
@@ -19,30 +20,10 @@
 namespace hae::python {
 namespace {
 
-/// Whether the user pressed Ctrl-C. The engine asks often; the interpreter is asked ten times a second.
-class Interruption {
- public:
-  /// throws  nb::python_error: what the signal's handler raised
-  void check() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(100)) {
-      return;
-    }
-    last_ = now;
-    const nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) {
-      throw nb::python_error();
-    }
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
-
-std::vector<cli::PolicySource> sources_of(const nb::list& policies, bool lock) {
+std::vector<cli::PolicySource> sources_of(const nb::list& policies) {
   std::vector<cli::PolicySource> sources;
   for (nb::handle policy : policies) {
-    sources.push_back(policy_source_argument(policy, lock));
+    sources.push_back(policy_source_argument(policy));
   }
   if (sources.empty()) {
     throw ConfigError("no policy is given; name at least one, e.g. 'greedy:budget=64'");
@@ -52,7 +33,7 @@ std::vector<cli::PolicySource> sources_of(const nb::list& policies, bool lock) {
 }
 
 cli::ComparisonOptions options_of(const std::optional<std::string>& match, const std::string& nan,
-                                  bool optimal, Index threads, bool lock) {
+                                  bool optimal, Index threads) {
   const std::map<std::string, MatchTarget> targets = {{"mean", MatchTarget::mean},
                                                       {"peak", MatchTarget::peak}};
   const std::map<std::string, NanRule> rules = {{"error", NanRule::error}, {"lowest", NanRule::lowest}};
@@ -72,37 +53,41 @@ cli::ComparisonOptions options_of(const std::optional<std::string>& match, const
   options.nan = rules.at(nan);
   options.optimal = optimal;
   options.threads = threads;
-  options.lock = lock;
   return options;
+}
+
+/// The sequences as a comparison takes them. A stored log is matched to a trace by the file's SHA-256.
+std::vector<cli::SequenceSource> chosen(const std::vector<const SequenceHandle*>& sequences, bool hashes) {
+  std::map<std::string, std::pair<Index, std::string>> files;  // by path: trace index, SHA-256
+  std::vector<cli::SequenceSource> sources;
+  for (const SequenceHandle* sequence : sequences) {
+    const auto [file, is_new] = files.try_emplace(sequence->path(), static_cast<Index>(files.size()), "");
+    auto& [trace_index, sha256] = file->second;
+    if (is_new && hashes && !sequence->path().empty()) {
+      sha256 = cli::sha256_of_file(sequence->path());
+    }
+    sources.push_back(sequence->source(trace_index, static_cast<Index>(sources.size()), sha256));
+  }
+  return sources;
 }
 
 std::vector<RunHandle> compare_sequences(const std::vector<const SequenceHandle*>& sequences,
                                          const nb::list& policies, const std::optional<std::string>& match,
-                                         const std::string& nan, bool optimal, Index threads, bool lock) {
-  const std::vector<cli::PolicySource> sources = sources_of(policies, lock);
-  const cli::ComparisonOptions options = options_of(match, nan, optimal, threads, lock);
+                                         const std::string& nan, bool optimal, Index threads) {
+  const std::vector<cli::PolicySource> sources = sources_of(policies);
+  const cli::ComparisonOptions options = options_of(match, nan, optimal, threads);
   const bool hashes = std::ranges::any_of(
       sources, [](const cli::PolicySource& source) { return source.log_path().has_value(); });
-  std::map<std::string, std::pair<Index, std::string>> files;  // by path: trace index, SHA-256
-  std::vector<cli::SequenceSource> chosen;
   std::vector<RunHandle> runs;
-  Interruption interruption;
-  const nb::gil_scoped_release released;
-  for (const SequenceHandle* sequence : sequences) {
-    const auto [file, is_new] = files.try_emplace(sequence->path(), static_cast<Index>(files.size()), "");
-    if (is_new && hashes && !sequence->path().empty()) {
-      file->second.second = cli::sha256_of_file(sequence->path());
-    }
-    chosen.push_back(
-        sequence->source(file->second.first, static_cast<Index>(chosen.size()), file->second.second));
-  }
-  cli::compare(
-      chosen, sources, options, [&](double) { interruption.check(); },
-      [&](std::vector<cli::RunRecord> records) {
-        for (cli::RunRecord& record : records) {
-          runs.push_back({std::move(record)});
-        }
-      });
+  interruptible([&](const std::function<void()>& keep_going) {
+    cli::compare(
+        chosen(sequences, hashes), sources, options, [&](double) { keep_going(); },
+        [&](std::vector<cli::RunRecord> records) {
+          for (cli::RunRecord& record : records) {
+            runs.push_back({std::move(record)});
+          }
+        });
+  });
   return runs;
 }
 
@@ -117,11 +102,10 @@ std::string summary_of(const std::vector<const RunHandle*>& runs) {
 }
 
 std::string manifest_of(const std::vector<std::string>& paths, const nb::list& policies,
-                        const std::optional<std::string>& match, const std::string& nan, bool optimal,
-                        Index threads, bool lock) {
-  cli::ComparisonOptions options = options_of(match, nan, optimal, threads, lock);
+                        const std::optional<std::string>& match, const std::string& nan, bool optimal) {
+  cli::ComparisonOptions options = options_of(match, nan, optimal, 0);
   options.traces = paths;
-  const std::vector<cli::PolicySource> sources = sources_of(policies, lock);
+  const std::vector<cli::PolicySource> sources = sources_of(policies);
   for (const cli::PolicySource& source : sources) {
     options.policies.push_back(source.spec());
   }
@@ -133,7 +117,8 @@ std::string manifest_of(const std::vector<std::string>& paths, const nb::list& p
 
 void bind_comparison(nb::module_& m) {
   m.def("compare_sequences", &compare_sequences, nb::arg("sequences"), nb::arg("policies"),
-        nb::arg("match").none(), nb::arg("nan"), nb::arg("optimal"), nb::arg("threads"), nb::arg("lock"));
+        nb::arg("match").none(), nb::arg("nan"), nb::arg("optimal"), nb::arg("threads"),
+        "One run a (sequence, policy), in this order.");
   m.def(
       "mean_interval",
       [](const std::vector<double>& observations) -> std::optional<std::pair<double, double>> {
@@ -141,9 +126,9 @@ void bind_comparison(nb::module_& m) {
         return interval ? std::optional(std::pair(interval->low, interval->high)) : std::nullopt;
       },
       nb::arg("observations"), "Ends of the 95 % t interval of the mean; None for fewer than two.");
-  m.def("summary", &summary_of, nb::arg("runs"));
+  m.def("summary", &summary_of, nb::arg("runs"), "`summary` of a result, as JSON.");
   m.def("manifest", &manifest_of, nb::arg("paths"), nb::arg("policies"), nb::arg("match").none(),
-        nb::arg("nan"), nb::arg("optimal"), nb::arg("threads"), nb::arg("lock"));
+        nb::arg("nan"), nb::arg("optimal"), "`manifest` of a result, as JSON; its command is the caller's.");
 }
 
 }  // namespace hae::python

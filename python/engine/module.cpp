@@ -1,7 +1,6 @@
 #include "python/engine/module.hpp"
 
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "sim/cli/manifest.hpp"
 #include "sim/errors.hpp"
@@ -27,16 +26,6 @@ NB_MODULE(_engine, m) {
   m.doc() = "The engine of HAE lab. Use it through the package `hae`.";
   bind_errors(m);
   m.def("version", &hae::cli::version_text, "Version, compiler and backend, as `hae --version` prints them.");
-  m.def(
-      "set_command",
-      [](std::vector<std::string> words) {
-        std::vector<char*> pointers;
-        for (std::string& word : words) {
-          pointers.push_back(word.data());
-        }
-        hae::cli::set_command(static_cast<int>(pointers.size()), pointers.data());
-      },
-      nanobind::arg("words"), "What manifests name as the command.");
   bind_sequences(m);
   bind_policies(m);
   bind_python_policies(m);

@@ -16,7 +16,7 @@ struct NativePolicy {
   std::shared_ptr<const Policy> policy;
 };
 
-nb::dict options_of(const Policy& policy) {
+nb::typed<nb::dict, nb::str, nb::str> options_of(const Policy& policy) {
   nb::dict options;
   for (const auto& [key, value] : policy.options()) {
     options[key.c_str()] = value;
@@ -24,7 +24,7 @@ nb::dict options_of(const Policy& policy) {
   return options;
 }
 
-nb::list table() {
+nb::typed<nb::list, nb::dict> table() {
   const auto text = [](std::string_view view) { return std::string(view); };
   nb::list lines;
   for (const reference::PolicyInfo& info : cli::known_policies()) {
@@ -59,9 +59,9 @@ std::shared_ptr<const Policy> policy_argument(nb::handle policy) {
   return make_python_policy(nb::borrow(policy));
 }
 
-cli::PolicySource policy_source_argument(nb::handle policy, bool lock) {
+cli::PolicySource policy_source_argument(nb::handle policy) {
   if (nb::isinstance<nb::str>(policy)) {
-    return {nb::cast<std::string>(policy), lock};
+    return {nb::cast<std::string>(policy), /*lock=*/true};
   }
   return cli::PolicySource(policy_argument(policy));
 }

@@ -18,6 +18,6 @@ namespace nb = nanobind;
 std::shared_ptr<const Policy> policy_argument(nb::handle policy);
 
 /// The same for comparisons, where `log:path=RUN.h5` names a stored run.
-cli::PolicySource policy_source_argument(nb::handle policy, bool lock);
+cli::PolicySource policy_source_argument(nb::handle policy);
 
 }  // namespace hae::python

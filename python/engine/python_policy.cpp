@@ -225,7 +225,7 @@ Index keys_of(const Rows& rows) {
   return keys;
 }
 
-nb::object queries(const LentRows& lent) {
+NumpyArray<Index> queries(const LentRows& lent) {
   std::vector<Index> positions;
   for (Index r = 0; r < lent.rows->rows(); ++r) {
     positions.push_back(lent.rows->query(r));
@@ -233,7 +233,8 @@ nb::object queries(const LentRows& lent) {
   return array_of(std::move(positions));
 }
 
-nb::object values(const LentRows& lent, Index lane, const std::string& heads, const std::string& attention) {
+NumpyArray<double> values(const LentRows& lent, Index lane, const std::string& heads,
+                          const std::string& attention) {
   const Reduction reduction{lent.lanes, choose(heads, kHeads, "heads"),
                             choose(attention, kAttention, "attention")};
   const Index rows = lent.rows->rows();
@@ -247,18 +248,17 @@ nb::object values(const LentRows& lent, Index lane, const std::string& heads, co
   return array_of(std::move(out), {at(rows), at(keys)});
 }
 
-nb::object visible(const LentRows& lent) {
+NumpyArray<bool> visible(const LentRows& lent) {
   const Index rows = lent.rows->rows();
   const Index keys = keys_of(*lent.rows);
-  // numpy has no array of std::vector<bool>
-  auto* seen = new bool[at(rows * keys)]();
-  nb::capsule owner(seen, [](void* p) noexcept { delete[] static_cast<bool*>(p); });
+  auto owned = std::make_unique<bool[]>(at(rows * keys));  // a std::vector<bool> is no array
+  bool* seen = owned.get();
   for (Index r = 0; r < rows; ++r) {
     for (const Range& range : lent.rows->visible(r)) {
       std::fill(seen + r * keys + range.begin, seen + r * keys + range.end, true);
     }
   }
-  return array_of(seen, {at(rows), at(keys)}, owner);
+  return array_of(seen, {at(rows), at(keys)}, owner_of(std::move(owned)));
 }
 
 Index checked_lane(const LayerCache& cache, Index lane) {
@@ -268,7 +268,7 @@ Index checked_lane(const LayerCache& cache, Index lane) {
   return lane;
 }
 
-nb::object residents(const LentCache& cache, Index lane) {
+NumpyArray<Index> residents(const LentCache& cache, Index lane) {
   std::vector<Index> positions;
   checked_lane(*cache, lane);
   for (Index token = 0; token < cache->joined(); ++token) {
@@ -279,7 +279,7 @@ nb::object residents(const LentCache& cache, Index lane) {
   return array_of(std::move(positions));
 }
 
-nb::object pending(const LentCache& cache, Index lane) {
+NumpyArray<Index> pending(const LentCache& cache, Index lane) {
   const std::span<const Index> marked = cache->pending(checked_lane(*cache, lane));
   return array_of(std::vector<Index>(marked.begin(), marked.end()));
 }
@@ -302,7 +302,8 @@ void bind_python_policies(nb::module_& m) {
   nb::class_<LentRows>(m, "Rows",
                        "Attention of some queries over the residents of a cache, lent for one call.")
       .def_prop_ro("layer", [](const LentRows& r) { return r.rows->layer(); })
-      .def_prop_ro("queries", &queries, "[rows] positions of the queries, ascending.")
+      .def_prop_ro("queries", &queries, nb::rv_policy::reference,
+                   "[rows] positions of the queries, ascending.")
       .def("values", &values, nb::arg("lane") = 0, nb::arg("heads") = "mean",
            nb::arg("attention") = "observed",
            "[rows, keys] of one lane, by position; keys is one past the last visible one. Over the lane's "

@@ -10,7 +10,7 @@ namespace hae::python {
 
 namespace nb = nanobind;
 
-/// A policy written in Python (python/hae/policy.py) as the engine calls it: the same moments, the same
+/// A policy written in Python (python/hae/policy_class.py) as the engine calls it: the same moments, the same
 /// checks. Every call takes the interpreter's lock for its own duration, so layers that decode in parallel
 /// take turns.
 ///

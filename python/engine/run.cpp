@@ -13,9 +13,9 @@
 namespace hae::python {
 namespace {
 
-/// Columns of a list of entries: name -> numpy array, `absent` where an entry has no value.
+/// One member of each entry.
 template <typename Entries, typename Get>
-nb::object column(const Entries& entries, const Get& get) {
+auto column(const Entries& entries, const Get& get) {
   std::vector<decltype(get(entries.front()))> values;
   for (const auto& entry : entries) {
     values.push_back(get(entry));
@@ -23,9 +23,8 @@ nb::object column(const Entries& entries, const Get& get) {
   return array_of(std::move(values));
 }
 
-constexpr Index kNone = -1;
-
 nb::dict log_columns(const RunHandle& run) {
+  static constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<LogEntry>& entries = run.record.result.log.entries;
   nb::dict columns;
   columns["step"] = column(entries, [](const LogEntry& e) { return e.step; });
@@ -33,11 +32,9 @@ nb::dict log_columns(const RunHandle& run) {
   columns["lane"] = column(entries, [](const LogEntry& e) { return e.lane; });
   columns["token"] = column(entries, [](const LogEntry& e) { return e.token; });
   columns["within"] = column(entries, [](const LogEntry& e) { return std::uint8_t(e.within); });
-  columns["score"] = column(
-      entries, [](const LogEntry& e) { return e.score.value_or(std::numeric_limits<double>::quiet_NaN()); });
-  columns["pending_since"] =
-      column(entries, [](const LogEntry& e) { return e.pending_since.value_or(kNone); });
-  columns["into"] = column(entries, [](const LogEntry& e) { return e.into.value_or(kNone); });
+  columns["score"] = column(entries, [](const LogEntry& e) { return e.score.value_or(kNan); });
+  columns["pending_since"] = column(entries, [](const LogEntry& e) { return e.pending_since.value_or(-1); });
+  columns["into"] = column(entries, [](const LogEntry& e) { return e.into.value_or(-1); });
   return columns;
 }
 
@@ -51,23 +48,49 @@ nb::dict pending_columns(const RunHandle& run) {
   return columns;
 }
 
-nb::object series_arrays(nb::handle self, Series& series) {
-  if (series.rows == 0) {
-    return nb::none();
-  }
-  nb::dict metrics;
-  for (const Metric metric : kMetrics) {
-    metrics[name(metric)] = array_of(series.values[static_cast<std::size_t>(metric)].data(),
-                                     {at(series.layers), at(series.query_heads), at(series.rows)}, self);
-  }
-  return metrics;
-}
+/// What a run holds, as read-only arrays that keep the run alive.
+class RunArrays {
+ public:
+  explicit RunArrays(nb::handle self) : self_(self), record_(nb::cast<const RunHandle&>(self).record) {}
 
-Index lanes_of(const RunHandle& run) {
-  return lane_count(run.record.info, run.record.result.lanes);
-}
+  [[nodiscard]] NumpyArray<const double> top_now() const {
+    return array_of(record_.result.top_now.data(),
+                    {at(record_.info.layers), at(record_.info.query_heads), at(record_.info.steps())}, self_);
+  }
 
-nb::list limits_list(const RunHandle& run) {
+  [[nodiscard]] NumpyArray<const Index> attention_tokens() const {
+    return array_of(record_.result.attention_tokens.data(),
+                    {at(record_.info.layers), lanes(), at(record_.info.steps())}, self_);
+  }
+
+  [[nodiscard]] NumpyArray<const Index> final_tokens() const {
+    return array_of(record_.result.final_tokens.data(), {at(record_.info.layers), lanes()}, self_);
+  }
+
+  using Metrics = std::optional<nb::typed<nb::dict, nb::str, NumpyArray<const double>>>;
+  [[nodiscard]] Metrics decode() const { return metrics(record_.result.decode); }
+  [[nodiscard]] Metrics prefill() const { return metrics(record_.result.prefill); }
+
+ private:
+  [[nodiscard]] std::size_t lanes() const { return at(lane_count(record_.info, record_.result.lanes)); }
+
+  [[nodiscard]] Metrics metrics(const Series& series) const {
+    if (series.rows == 0) {
+      return std::nullopt;
+    }
+    nb::dict arrays;
+    for (const Metric metric : kMetrics) {
+      arrays[name(metric)] = array_of(series.all(metric).data(),
+                                      {at(series.layers), at(series.query_heads), at(series.rows)}, self_);
+    }
+    return arrays;
+  }
+
+  nb::handle self_;
+  const cli::RunRecord& record_;
+};
+
+nb::typed<nb::list, nb::dict> limits_list(const RunHandle& run) {
   nb::list list;
   for (const Limits& limits : run.record.result.limits) {
     nb::dict line;
@@ -81,7 +104,7 @@ nb::list limits_list(const RunHandle& run) {
   return list;
 }
 
-nb::dict options_dict(const RunHandle& run) {
+nb::typed<nb::dict, nb::str, nb::str> options_dict(const RunHandle& run) {
   nb::dict options;
   for (const auto& [key, value] : run.record.options) {
     options[key.c_str()] = value;
@@ -92,12 +115,10 @@ nb::dict options_dict(const RunHandle& run) {
 }  // namespace
 
 void bind_runs(nb::module_& m) {
-  const auto self_of = [](nb::handle self) -> RunHandle& { return nb::cast<RunHandle&>(self); };
-  nb::class_<RunHandle>(m, "NativeRun")
+  nb::class_<RunHandle>(m, "NativeRun", "What hae.Run shows.")
       .def_prop_ro(
           "info", [](const RunHandle& r) -> const SequenceInfo& { return r.record.info; },
           nb::rv_policy::reference_internal)
-      .def_prop_ro("sequence_index", [](const RunHandle& r) { return r.record.sequence_index; })
       .def_prop_ro("policy", [](const RunHandle& r) { return r.record.spec; })
       .def_prop_ro("options", &options_dict)
       .def_prop_ro(
@@ -106,33 +127,11 @@ void bind_runs(nb::module_& m) {
       .def_prop_ro("limits", &limits_list)
       .def("log_columns", &log_columns)
       .def("pending_columns", &pending_columns)
-      .def_prop_ro(
-          "decode",
-          [self_of](nb::handle self) { return series_arrays(self, self_of(self).record.result.decode); })
-      .def_prop_ro(
-          "prefill",
-          [self_of](nb::handle self) { return series_arrays(self, self_of(self).record.result.prefill); })
-      .def_prop_ro("top_now",
-                   [self_of](nb::handle self) {
-                     RunHandle& run = self_of(self);
-                     return array_of(run.record.result.top_now.data(),
-                                     {at(run.record.info.layers), at(run.record.info.query_heads),
-                                      at(run.record.info.steps())},
-                                     self);
-                   })
-      .def_prop_ro("attention_tokens",
-                   [self_of](nb::handle self) {
-                     RunHandle& run = self_of(self);
-                     return array_of(
-                         run.record.result.attention_tokens.data(),
-                         {at(run.record.info.layers), at(lanes_of(run)), at(run.record.info.steps())}, self);
-                   })
-      .def_prop_ro("final_tokens",
-                   [self_of](nb::handle self) {
-                     RunHandle& run = self_of(self);
-                     return array_of(run.record.result.final_tokens.data(),
-                                     {at(run.record.info.layers), at(lanes_of(run))}, self);
-                   })
+      .def_prop_ro("decode", [](nb::handle self) { return RunArrays(self).decode(); })
+      .def_prop_ro("prefill", [](nb::handle self) { return RunArrays(self).prefill(); })
+      .def_prop_ro("top_now", [](nb::handle self) { return RunArrays(self).top_now(); })
+      .def_prop_ro("attention_tokens", [](nb::handle self) { return RunArrays(self).attention_tokens(); })
+      .def_prop_ro("final_tokens", [](nb::handle self) { return RunArrays(self).final_tokens(); })
       .def_prop_ro("optimal", [](const RunHandle& r) { return r.record.optimal; })
       .def_prop_ro("removed_all_rows", [](const RunHandle& r) { return r.record.result.removed_all_rows; })
       .def_prop_ro("masked_rows", [](const RunHandle& r) { return r.record.result.masked_rows; })

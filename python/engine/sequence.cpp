@@ -1,327 +1,133 @@
 #include "python/engine/sequence.hpp"
 
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <map>
-#include <numeric>
 
+#include "python/engine/interruptible.hpp"
 #include "python/engine/module.hpp"
+#include "python/engine/write_trace.hpp"
 #include "sim/weights.hpp"
 #include "traces/check.hpp"
-#include "traces/trace_file.hpp"
-#include "traces/trace_writer.hpp"
 
 namespace hae::python {
 namespace {
 
-using Layers = std::vector<FloatArray>;
-
-/// Arrays that Python made; they are viewed, and live as long as this does.
-struct Arrays {
-  SequenceInfo info;
-  Layers queries;    ///< [layers][query_heads, T, head_dim]
-  Layers keys;       ///< [layers][kv_heads, T, head_dim]
-  Layers values;     ///< [layers][kv_heads, T, head_dim], or none
-  Layers attention;  ///< [layers][query_heads, T, T]
-
-  Arrays() = default;
-  Arrays(const Arrays&) = delete;
-  Arrays& operator=(const Arrays&) = delete;
-  ~Arrays() {
-    const nb::gil_scoped_acquire gil;  // the last owner may be a thread of the engine
-    for (Layers* layers : {&queries, &keys, &values, &attention}) {
-      layers->clear();
-    }
-  }
-};
-
-class ArrayLayer final : public LayerPayload {
- public:
-  ArrayLayer(std::shared_ptr<const Arrays> arrays, Index layer)
-      : arrays_(std::move(arrays)), layer_(at(layer)) {}
-
-  [[nodiscard]] View<const float, 3> keys() override { return view(arrays_->keys[layer_]); }
-  [[nodiscard]] View<const float, 3> values() override {
-    return arrays_->values.empty() ? View<const float, 3>() : view(arrays_->values[layer_]);
-  }
-
-  void read_queries(Range rows, View<float, 3> out) override {
-    const View<const float, 3> queries = view(arrays_->queries[layer_]);
-    for (Index h = 0; h < out.extent(0); ++h) {
-      std::copy_n(queries[h][rows.begin].data(), rows.size() * queries.extent(2), out[h].data());
-    }
-  }
-
-  void read_prompt_attention(Range rows, View<float, 3> out) override {
-    for (Index h = 0; h < out.extent(0); ++h) {
-      for (Index r = 0; r < rows.size(); ++r) {
-        copy_row(h, arrays_->info.prompt_rows[at(rows.begin + r)], out[h][r]);
-      }
-    }
-  }
-
-  void read_decode_attention(Index step, View<float, 2> out) override {
-    for (Index h = 0; h < out.extent(0); ++h) {
-      copy_row(h, arrays_->info.prompt + step - 1, out[h]);
-    }
-  }
-
- private:
-  void copy_row(Index head, Index query, View<float, 1> out) const {
-    std::copy_n(view(arrays_->attention[layer_])[head][query].data(), out.extent(0), out.data());
-  }
-
-  std::shared_ptr<const Arrays> arrays_;
-  std::size_t layer_;
-};
-
-class ArraySequence final : public Sequence {
- public:
-  explicit ArraySequence(std::shared_ptr<const Arrays> arrays) : arrays_(std::move(arrays)) {}
-  [[nodiscard]] const SequenceInfo& info() const override { return arrays_->info; }
-  [[nodiscard]] std::unique_ptr<LayerPayload> layer(Index layer) override {
-    return std::make_unique<ArrayLayer>(arrays_, layer);
-  }
-
- private:
-  std::shared_ptr<const Arrays> arrays_;
-};
-
-class ArrayTrace final : public TraceSource {
- public:
-  explicit ArrayTrace(std::shared_ptr<const Arrays> arrays) : arrays_(std::move(arrays)) {}
-  [[nodiscard]] Index sequences() const override { return 1; }
-  [[nodiscard]] std::unique_ptr<Sequence> open(Index) override {
-    return std::make_unique<ArraySequence>(arrays_);
-  }
-  [[nodiscard]] std::string name() const override { return "arrays"; }
-
- private:
-  std::shared_ptr<const Arrays> arrays_;
-};
-
-void expect_shape(const Layers& layers, const char* what, std::array<Index, 3> shape) {
-  for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-    for (std::size_t axis = 0; axis < 3; ++axis) {
-      if (static_cast<Index>(layers[layer].shape(axis)) != shape[axis]) {
-        const auto text = [](auto&& extent) {
-          return "[" + std::to_string(extent(0)) + ", " + std::to_string(extent(1)) + ", " +
-                 std::to_string(extent(2)) + "]";
-        };
-        throw TraceError(std::string("arrays: ") + what + " of layer " + std::to_string(layer) + " is " +
-                         text([&](std::size_t a) { return layers[layer].shape(a); }) + ", expected " +
-                         text([&](std::size_t a) { return shape[a]; }));
-      }
-    }
-  }
-}
-
-void expect_layers(const Layers& layers, const char* what, Index count) {
-  if (static_cast<Index>(layers.size()) != count) {
-    throw TraceError(std::string("arrays: ") + what + " has " + std::to_string(layers.size()) +
-                     " layers, expected " + std::to_string(count));
-  }
-}
-
-SequenceHandle sequence_of_arrays(const std::string& name, const std::string& group, Index prompt,
-                                  std::optional<double> scale, std::optional<Index> kv_heads,
-                                  std::optional<Index> head_dim, std::optional<Index> element_bytes,
-                                  const std::vector<Index>& window, const std::vector<Index>& image,
-                                  Layers queries, Layers keys, Layers values, Layers attention) {
-  auto arrays = std::make_shared<Arrays>();
-  SequenceInfo& info = arrays->info;
-  info.name = name;
-  info.group = group.empty() ? name : group;
-  info.payload = attention.empty() ? Payload::qkv : Payload::attention;
-  const Layers& rows = attention.empty() ? queries : attention;
-  if (rows.empty()) {
-    throw TraceError("arrays: neither q nor attention has a layer; give q, k and v, or attention");
-  }
-  info.layers = static_cast<Index>(rows.size());
-  info.query_heads = static_cast<Index>(rows.front().shape(0));
-  info.tokens = static_cast<Index>(rows.front().shape(1));
-  const Layers& heads = attention.empty() ? keys : values;
-  if (!heads.empty()) {
-    kv_heads = static_cast<Index>(heads.front().shape(0));
-    head_dim = static_cast<Index>(heads.front().shape(2));
-  }
-  info.kv_heads = kv_heads.value_or(info.query_heads);
-  info.head_dim = head_dim;
-  info.element_bytes = element_bytes;
-  info.prompt = prompt;
-  info.generated = info.tokens - prompt + 1;
-  info.scale = scale.value_or(head_dim ? 1.0 / std::sqrt(static_cast<double>(*head_dim)) : 1.0);
-  info.has_values = !values.empty();
-  info.image = image.empty() ? std::vector<Index>(at(info.tokens), -1) : image;
-  info.masks.resize(window.empty() ? at(info.layers) : window.size());
-  for (std::size_t layer = 0; layer < window.size(); ++layer) {
-    info.masks[layer].window = window[layer];
-  }
-  info.prompt_rows.resize(at(std::max<Index>(prompt, 0)));
-  std::iota(info.prompt_rows.begin(), info.prompt_rows.end(), Index{0});
-  check_info(info, "arrays");
-  if (attention.empty()) {
-    expect_layers(keys, "k", info.layers);
-    expect_shape(queries, "q", {info.query_heads, info.tokens, *head_dim});
-    expect_shape(keys, "k", {info.kv_heads, info.tokens, *head_dim});
-  } else {
-    expect_shape(attention, "attention", {info.query_heads, info.tokens, info.tokens});
-  }
-  if (info.has_values) {
-    expect_layers(values, "v", info.layers);
-    expect_shape(values, "v", {info.kv_heads, info.tokens, *head_dim});
-  }
-  arrays->queries = std::move(queries);
-  arrays->keys = std::move(keys);
-  arrays->values = std::move(values);
-  arrays->attention = std::move(attention);
-  return {std::make_shared<ArrayTrace>(std::move(arrays)), 0, ""};
-}
-
-Index checked_layer(const SequenceInfo& info, Index layer) {
-  if (layer < 0 || layer >= info.layers) {
-    throw nb::index_error(("layer " + std::to_string(layer) + " of " + std::to_string(info.layers)).c_str());
-  }
-  return layer;
-}
-
-/// K or V of a layer: a view of the file where it is mapped.
-nb::object key_value_array(const SequenceHandle& handle, Index layer,
-                           View<const float, 3> (LayerPayload::*read)()) {
-  std::shared_ptr<LayerPayload> payload = handle.sequence().layer(checked_layer(handle.info(), layer));
-  const bool stored =
-      read == &LayerPayload::keys ? handle.info().payload == Payload::qkv : handle.info().has_values;
-  const View<const float, 3> numbers = stored ? ((*payload).*read)() : View<const float, 3>();
-  if (!stored) {
-    return nb::none();
-  }
-  auto* owned = new std::shared_ptr<LayerPayload>(std::move(payload));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::shared_ptr<LayerPayload>*>(p); });
-  return array_of(numbers.data(), {at(numbers.extent(0)), at(numbers.extent(1)), at(numbers.extent(2))},
-                  owner);
-}
-
-nb::object query_array(const SequenceHandle& handle, Index layer) {
-  const SequenceInfo& info = handle.info();
-  if (info.payload != Payload::qkv) {
-    return nb::none();
-  }
-  const std::unique_ptr<LayerPayload> payload = handle.sequence().layer(checked_layer(info, layer));
-  std::vector<float> out(at(info.query_heads * info.tokens * *info.head_dim));
-  payload->read_queries({0, info.tokens}, {out.data(), {info.query_heads, info.tokens, *info.head_dim}});
-  return array_of(std::move(out), {at(info.query_heads), at(info.tokens), at(*info.head_dim)});
-}
-
-/// Full-cache attention a = w / Σw of every stored row, by the canonical arithmetic.
-nb::object attention_array(const SequenceHandle& handle, Index layer) {
-  const SequenceInfo& info = handle.info();
-  const std::unique_ptr<LayerPayload> payload = handle.sequence().layer(checked_layer(info, layer));
-  std::vector<float> out(at(info.query_heads * info.tokens * info.tokens), 0.0f);
-  {
-    const nb::gil_scoped_release released;
-    LayerWeights weights(info, layer, info.tokens, *payload, NanRule::error,
-                         handle.trace().name() + ": sequence '" + info.name + "'");
-    WeightBlock block;
-    const auto store = [&] {
-      for (Index h = 0; h < info.query_heads; ++h) {
-        for (Index r = 0; r < block.rows(); ++r) {
-          float* row = out.data() + (h * info.tokens + block.queries[at(r)]) * info.tokens;
-          for (Index j = 0; j < std::min(info.tokens, block.stride) && block.sum(h, r) > 0.0f; ++j) {
-            row[j] = block.row(h, r)[j] / block.sum(h, r);
-          }
-        }
-      }
-    };
-    constexpr Index kRows = 32;
-    const auto prompt_rows = static_cast<Index>(info.prompt_rows.size());
-    for (Index begin = 0; begin < prompt_rows; begin += kRows) {
-      weights.prompt({begin, std::min(prompt_rows, begin + kRows)}, block);
-      store();
-    }
-    for (Index begin = 1; begin <= info.steps(); begin += kRows) {
-      weights.decode({begin, std::min(info.steps() + 1, begin + kRows)}, block);
-      store();
-    }
-  }
-  return array_of(std::move(out), {at(info.query_heads), at(info.tokens), at(info.tokens)});
-}
-
-std::vector<std::string> check_file(const std::string& path, Index most) {
-  const nb::gil_scoped_release released;
-  traces::TraceFile file(path);
-  return traces::check_trace(file, most).violations;
-}
-
-/// One head after another, so that one head is all that is held.
-void write_sequence(traces::TraceWriter& writer, const SequenceHandle& handle, traces::FloatType type) {
-  using traces::LayerArray;
-  SequenceInfo info = handle.info();
-  traces::SequenceDetails details;
-  if (const auto* file = dynamic_cast<const traces::TraceFile*>(&handle.trace())) {
-    details = file->details(handle.index());
-  }
-  writer.begin_sequence(info, details, type);
-  for (Index layer = 0; layer < info.layers; ++layer) {
-    const std::unique_ptr<LayerPayload> payload = handle.sequence().layer(layer);
-    const auto write_heads = [&](LayerArray array, const View<const float, 3>& numbers) {
-      for (Index h = 0; h < numbers.extent(0); ++h) {
-        writer.write_head(layer, array, h, {numbers[h].data(), at(numbers[h].size())});
-      }
-    };
-    std::vector<float> rows;
-    if (info.payload == Payload::qkv) {
-      rows.resize(at(info.query_heads * info.tokens * *info.head_dim));
-      const View<float, 3> queries{rows.data(), {info.query_heads, info.tokens, *info.head_dim}};
-      payload->read_queries({0, info.tokens}, queries);
-      write_heads(LayerArray::queries, queries);
-      write_heads(LayerArray::keys, payload->keys());
-    } else {
-      const auto stored = static_cast<Index>(info.prompt_rows.size());
-      rows.resize(at(info.query_heads * stored * info.prompt));
-      const View<float, 3> prompt{rows.data(), {info.query_heads, stored, info.prompt}};
-      payload->read_prompt_attention({0, stored}, prompt);
-      write_heads(LayerArray::prompt, prompt);
-      std::vector<std::vector<float>> decode(at(info.query_heads));
-      for (Index step = 1; step <= info.steps(); ++step) {
-        const Index keys = info.prompt + step;
-        rows.resize(at(info.query_heads * keys));
-        payload->read_decode_attention(step, {rows.data(), {info.query_heads, keys}});
-        for (Index h = 0; h < info.query_heads; ++h) {
-          decode[at(h)].insert(decode[at(h)].end(), rows.begin() + h * keys, rows.begin() + (h + 1) * keys);
-        }
-      }
-      for (Index h = 0; h < info.query_heads && info.steps() > 0; ++h) {
-        writer.write_head(layer, LayerArray::decode, h, decode[at(h)]);
-      }
-    }
-    if (info.has_values) {
-      write_heads(LayerArray::values, payload->values());
-    }
-  }
-}
-
-void write_file(const std::string& path, const std::vector<const SequenceHandle*>& sequences,
-                const std::string& type, const std::string& recorder, const std::string& libraries,
-                const std::string& command) {
+/// throws  ConfigError for another word
+traces::FloatType float_type(const std::string& name) {
   static const std::map<std::string, traces::FloatType> kTypes = {{"float32", traces::FloatType::float32},
                                                                   {"float16", traces::FloatType::float16},
                                                                   {"bfloat16", traces::FloatType::bfloat16}};
-  const auto found = kTypes.find(type);
+  const auto found = kTypes.find(name);
   if (found == kTypes.end()) {
-    throw ConfigError("dtype " + type + ": expected float32, float16 or bfloat16");
+    throw ConfigError("dtype is '" + name + "'; allowed: float32, float16, bfloat16");
   }
-  const nb::gil_scoped_release released;
-  traces::TraceWriter writer(path, {recorder, libraries, command});
-  for (const SequenceHandle* sequence : sequences) {
-    write_sequence(writer, *sequence, found->second);
+  return found->second;
+}
+
+std::unique_ptr<LayerPayload> layer_of(const SequenceHandle& handle, Index layer) {
+  if (layer < 0 || layer >= handle.info().layers) {
+    throw nb::index_error(
+        ("layer " + std::to_string(layer) + " of " + std::to_string(handle.info().layers)).c_str());
   }
-  writer.finish();
+  return handle.sequence().layer(layer);
+}
+
+using Layer = std::shared_ptr<LayerPayload>;
+
+/// K or V of a layer: a view of the file where that is mapped, which the array keeps alive.
+NumpyArray<const float> whole(const SequenceHandle& handle, Index index,
+                              View<const float, 3> (LayerPayload::*read)()) {
+  Layer layer;
+  View<const float, 3> numbers;
+  {
+    const nb::gil_scoped_release released;
+    layer = layer_of(handle, index);
+    numbers = ((*layer).*read)();
+  }
+  return array_of(numbers.data(), {at(numbers.extent(0)), at(numbers.extent(1)), at(numbers.extent(2))},
+                  owner_of(std::move(layer)));
+}
+
+std::optional<NumpyArray<const float>> keys(const SequenceHandle& handle, Index layer) {
+  const bool stored = handle.info().payload == Payload::qkv;
+  return stored ? std::optional(whole(handle, layer, &LayerPayload::keys)) : std::nullopt;
+}
+
+std::optional<NumpyArray<const float>> values(const SequenceHandle& handle, Index layer) {
+  const bool stored = handle.info().has_values;
+  return stored ? std::optional(whole(handle, layer, &LayerPayload::values)) : std::nullopt;
+}
+
+std::optional<NumpyArray<float>> queries(const SequenceHandle& handle, Index index) {
+  const SequenceInfo& info = handle.info();
+  if (info.payload != Payload::qkv) {
+    return std::nullopt;
+  }
+  std::vector<float> out(at(info.query_heads * info.tokens * *info.head_dim));
+  {
+    const nb::gil_scoped_release released;
+    layer_of(handle, index)
+        ->read_queries({0, info.tokens}, {out.data(), {info.query_heads, info.tokens, *info.head_dim}});
+  }
+  return array_of(std::move(out), {at(info.query_heads), at(info.tokens), at(*info.head_dim)});
+}
+
+/// Full-cache attention a = w / sum(w) of every stored row, by the canonical arithmetic.
+class AttentionMatrix {
+ public:
+  AttentionMatrix(const SequenceHandle& handle, Index layer)
+      : info_(handle.info()),
+        payload_(layer_of(handle, layer)),
+        weights_(info_, layer, info_.tokens, *payload_, NanRule::error, handle.where()),
+        out_(at(info_.query_heads * info_.tokens * info_.tokens), 0.0f) {}
+
+  std::vector<float> form() && {
+    const auto prompt_rows = static_cast<Index>(info_.prompt_rows.size());
+    for (Index begin = 0; begin < prompt_rows; begin += kRows) {
+      weights_.prompt({begin, std::min(prompt_rows, begin + kRows)}, block_);
+      store();
+    }
+    for (Index begin = 1; begin <= info_.steps(); begin += kRows) {
+      weights_.decode({begin, std::min(info_.steps() + 1, begin + kRows)}, block_);
+      store();
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static constexpr Index kRows = 32;  ///< formed at a time
+
+  void store() {
+    const Index keys = std::min(info_.tokens, block_.stride);
+    for (Index h = 0; h < info_.query_heads; ++h) {
+      for (Index r = 0; r < block_.rows(); ++r) {
+        float* row = out_.data() + (h * info_.tokens + block_.queries[at(r)]) * info_.tokens;
+        for (Index j = 0; j < keys && block_.sum(h, r) > 0.0f; ++j) {
+          row[j] = block_.row(h, r)[j] / block_.sum(h, r);
+        }
+      }
+    }
+  }
+
+  const SequenceInfo& info_;
+  std::unique_ptr<LayerPayload> payload_;
+  LayerWeights weights_;
+  WeightBlock block_;
+  std::vector<float> out_;
+};
+
+NumpyArray<float> attention(const SequenceHandle& handle, Index layer) {
+  const SequenceInfo& info = handle.info();
+  std::vector<float> matrix;
+  {
+    const nb::gil_scoped_release released;
+    matrix = AttentionMatrix(handle, layer).form();
+  }
+  return array_of(std::move(matrix), {at(info.query_heads), at(info.tokens), at(info.tokens)});
 }
 
 /// An open file; its sequences are opened when they are asked for.
@@ -335,6 +141,7 @@ struct TraceHandle {
       throw nb::index_error(
           (path + ": sequence " + std::to_string(index) + " of " + std::to_string(count)).c_str());
     }
+    const nb::gil_scoped_release released;
     return {file, index < 0 ? index + count : index, path};
   }
 
@@ -344,69 +151,141 @@ struct TraceHandle {
     if (found == names.end()) {
       throw nb::key_error((path + ": no sequence is named '" + name + "'").c_str());
     }
-    return {file, found - names.begin(), path};
+    return sequence(found - names.begin());
   }
 };
 
-std::vector<Index> windows_of(const SequenceInfo& info) {
+TraceHandle open_trace(const std::string& path, bool lock) {
+  const nb::gil_scoped_release released;
+  return {std::make_shared<traces::TraceFile>(path, traces::OpenOptions{.lock = lock}), path};
+}
+
+SequenceHandle sequence_of_arrays(const std::string& name, const std::optional<std::string>& group,
+                                  Index prompt, std::optional<double> scale, std::optional<Index> kv_heads,
+                                  std::optional<Index> head_dim, Index element_bytes,
+                                  const std::string& stored, const std::optional<std::vector<Index>>& window,
+                                  const std::optional<std::vector<Index>>& image,
+                                  const std::vector<std::string>& tokens, LayerArrays q, LayerArrays k,
+                                  LayerArrays v, LayerArrays attention) {
+  return SequenceHandle(
+      std::make_shared<ArrayTrace>(Arrays{std::move(q), std::move(k), std::move(v), std::move(attention)},
+                                   ArraysInfo{name, group, prompt, scale, kv_heads, head_dim, element_bytes,
+                                              float_type(stored), window, image, tokens}));
+}
+
+std::vector<std::string> check_file(const std::string& path, Index most) {
+  if (most < 0) {
+    throw ConfigError("most is " + std::to_string(most) + "; allowed: 0 or more");
+  }
+  std::vector<std::string> violations;
+  interruptible([&](const std::function<void()>& keep_going) {
+    traces::TraceFile file(path);
+    violations = traces::check_file(file, most, keep_going).violations;
+  });
+  return violations;
+}
+
+void write_file(const std::string& path, const std::vector<const SequenceHandle*>& sequences,
+                const std::string& dtype, const std::string& recorder, const std::string& libraries,
+                const std::string& command) {
+  const traces::FloatType type = float_type(dtype);
+  interruptible([&](const std::function<void()>& keep_going) {
+    write_trace(path, sequences, type, {recorder, libraries, command}, keep_going);
+  });
+}
+
+NumpyArray<Index> windows(const SequenceInfo& info) {
   std::vector<Index> windows;
   for (const MaskRule& rule : info.masks) {
     windows.push_back(rule.window);
   }
-  return windows;
+  return array_of(std::move(windows));
 }
 
-}  // namespace
+std::vector<const char*> bidirectional(const SequenceInfo& info) {
+  std::vector<const char*> names;
+  for (const MaskRule& rule : info.masks) {
+    names.push_back(rule.bidirectional == MaskRule::Bidirectional::none    ? "none"
+                    : rule.bidirectional == MaskRule::Bidirectional::image ? "image"
+                                                                           : "image_in_window");
+  }
+  return names;
+}
 
-void bind_sequences(nb::module_& m) {
+std::optional<NumpyArray<Index>> patches(const traces::SequenceDetails& details) {
+  if (details.patch.empty()) {
+    return std::nullopt;
+  }
+  std::vector<Index> flat;
+  for (const std::array<Index, 2>& patch : details.patch) {
+    flat.insert(flat.end(), patch.begin(), patch.end());
+  }
+  return array_of(std::move(flat), {details.patch.size(), 2});
+}
+
+std::optional<NumpyArray<Index>> optional_array(const std::vector<Index>& numbers) {
+  return numbers.empty() ? std::nullopt : std::optional(array_of(numbers));
+}
+
+void bind_info(nb::module_& m) {
+  constexpr auto kOwned = nb::rv_policy::reference;  // the arrays have an owner of their own
   nb::class_<SequenceInfo>(m, "SequenceInfo",
                            "What is known of a sequence before its payload is read. T = tokens, P = prompt.")
       .def_ro("name", &SequenceInfo::name)
       .def_ro("group", &SequenceInfo::group, "Sequences that share it are not independent.")
-      .def_prop_ro("payload",
-                   [](const SequenceInfo& i) { return i.payload == Payload::qkv ? "qkv" : "attention"; })
+      .def_prop_ro(
+          "payload", [](const SequenceInfo& i) { return i.payload == Payload::qkv ? "qkv" : "attention"; },
+          "\"qkv\", from which attention is recomputed, or \"attention\", probabilities as recorded.")
       .def_ro("layers", &SequenceInfo::layers)
       .def_ro("query_heads", &SequenceInfo::query_heads)
       .def_ro("kv_heads", &SequenceInfo::kv_heads)
-      .def_ro("head_dim", &SequenceInfo::head_dim)
+      .def_ro("head_dim", &SequenceInfo::head_dim, "None: nothing is known in bytes.")
       .def_ro("element_bytes", &SequenceInfo::element_bytes, "Bytes of one cached number.")
-      .def_ro("tokens", &SequenceInfo::tokens)
-      .def_ro("prompt", &SequenceInfo::prompt)
-      .def_ro("generated", &SequenceInfo::generated)
+      .def_ro("tokens", &SequenceInfo::tokens, "T.")
+      .def_ro("prompt", &SequenceInfo::prompt, "P, 1 <= P <= T.")
+      .def_ro("generated", &SequenceInfo::generated, "Tokens that the model produced.")
       .def_prop_ro("steps", &SequenceInfo::steps, "Decode steps: T - P.")
       .def_ro("scale", &SequenceInfo::scale, "logit = scale * q . k")
       .def_ro("has_values", &SequenceInfo::has_values)
       .def_prop_ro(
-          "image", [](const SequenceInfo& i) { return array_of(i.image); },
+          "image", [](const SequenceInfo& i) { return array_of(i.image); }, kOwned,
           "[T] picture of the token, -1 for text.")
+      .def_prop_ro("window", &windows, kOwned, "[layers] sliding window; 0: none.")
+      .def_prop_ro("bidirectional", &bidirectional,
+                   "[layers] whether prompt tokens of one image see each other too: \"none\", \"image\", or "
+                   "\"image_in_window\".")
       .def_prop_ro(
-          "window", [](const SequenceInfo& i) { return array_of(windows_of(i)); },
-          "[layers] sliding window; 0: none.")
-      .def_prop_ro(
-          "prompt_rows", [](const SequenceInfo& i) { return array_of(i.prompt_rows); },
+          "prompt_rows", [](const SequenceInfo& i) { return array_of(i.prompt_rows); }, kOwned,
           "Prompt rows that the trace has, ascending.");
 
+  using Details = traces::SequenceDetails;
+  nb::class_<Details>(m, "SequenceDetails", "What no replay needs. None or empty where the trace lacks it.")
+      .def_ro("model", &Details::model)
+      .def_ro("attention_implementation", &Details::attention_implementation)
+      .def_ro("token", &Details::token, "[T] the tokens as text.")
+      .def_prop_ro(
+          "token_id", [](const Details& d) { return optional_array(d.token_id); }, kOwned, "[T]")
+      .def_prop_ro("patch", &patches, kOwned, "[T, 2] row and column of the patch, -1 -1 for none.")
+      .def_prop_ro(
+          "frame", [](const Details& d) { return optional_array(d.frame); }, kOwned,
+          "[T] frame of a video, -1 for text.");
+}
+
+void bind_sequence(nb::module_& m) {
   nb::class_<SequenceHandle>(m, "Sequence", "One recorded generation, of a file or of arrays.")
       .def_prop_ro("info", &SequenceHandle::info, nb::rv_policy::reference_internal)
       .def_prop_ro("path", &SequenceHandle::path, "Of the trace file; empty for arrays in memory.")
       .def_prop_ro("index", &SequenceHandle::index, "In its trace.")
+      .def_prop_ro("details", &SequenceHandle::details, nb::call_guard<nb::gil_scoped_release>(),
+                   "Tokens as text, patches, the model's name; read from the file anew each time.")
+      .def("keys", &keys, nb::arg("layer"),
+           "K after rotary embedding [kv_heads, T, head_dim], read-only; a view where the file is float32 "
+           "and mapped, or the arrays are. None in an attention payload.")
+      .def("values", &values, nb::arg("layer"), "V, like `keys`; None when the trace has none.")
+      .def("queries", &queries, nb::arg("layer"),
+           "Q after rotary embedding [query_heads, T, head_dim], a copy; None in an attention payload.")
       .def(
-          "keys",
-          [](const SequenceHandle& s, Index layer) { return key_value_array(s, layer, &LayerPayload::keys); },
-          nb::arg("layer"),
-          "K after rotary embedding [kv_heads, T, head_dim], a view where the file is mapped; None in an "
-          "attention payload.")
-      .def(
-          "values",
-          [](const SequenceHandle& s, Index layer) {
-            return key_value_array(s, layer, &LayerPayload::values);
-          },
-          nb::arg("layer"),
-          "V [kv_heads, T, head_dim], a view where the file is mapped; None when the trace has none.")
-      .def("queries", &query_array, nb::arg("layer"),
-           "Q after rotary embedding [query_heads, T, head_dim]; None in an attention payload.")
-      .def(
-          "attention", &attention_array, nb::arg("layer"),
+          "attention", &attention, nb::arg("layer"),
           "Full-cache attention [query_heads, T, T], row i over keys j, float32: w / sum(w) by the canonical "
           "arithmetic. Rows that the trace lacks and masked rows are 0.")
       .def("__repr__", [](const SequenceHandle& s) {
@@ -414,8 +293,12 @@ void bind_sequences(nb::module_& m) {
                " prompt tokens, " + std::to_string(s.info().steps()) + " decode steps, " +
                std::to_string(s.info().layers) + " layers>";
       });
+}
 
-  nb::class_<TraceHandle>(m, "Trace", "A trace file: a sequence of `Sequence`, by index or by name.")
+void bind_trace(nb::module_& m) {
+  nb::class_<TraceHandle>(m, "Trace",
+                          "A trace file: a sequence of `Sequence`, by index or by name. It stays open, and "
+                          "locked against writers, while it or anything of it lives.")
       .def_ro("path", &TraceHandle::path)
       .def_prop_ro(
           "names", [](const TraceHandle& t) { return t.file->sequence_names(); },
@@ -423,21 +306,25 @@ void bind_sequences(nb::module_& m) {
       .def("__len__", [](const TraceHandle& t) { return t.file->sequences(); })
       .def("__getitem__", &TraceHandle::sequence, nb::arg("index"))
       .def("__getitem__", &TraceHandle::sequence_named, nb::arg("name"))
+      .def(
+          "__iter__", [](nb::handle self) { return nb::steal<nb::iterator>(PySeqIter_New(self.ptr())); },
+          nb::sig("def __iter__(self) -> collections.abc.Iterator[Sequence]"))
       .def("__repr__", [](const TraceHandle& t) {
         return "<hae.Trace '" + t.path + "': " + std::to_string(t.file->sequences()) + " sequences>";
       });
+}
 
-  m.def(
-      "open_trace",
-      [](const std::string& path, bool lock) {
-        return TraceHandle{std::make_shared<traces::TraceFile>(path, traces::OpenOptions{.lock = lock}),
-                           path};
-      },
-      nb::arg("path"), nb::arg("lock") = true);
-  m.def("sequence_of_arrays", &sequence_of_arrays, nb::arg("name"), nb::arg("group"), nb::arg("prompt"),
-        nb::arg("scale").none(), nb::arg("kv_heads").none(), nb::arg("head_dim").none(),
-        nb::arg("element_bytes").none(), nb::arg("window"), nb::arg("image"), nb::arg("q"), nb::arg("k"),
-        nb::arg("v"), nb::arg("attention"));
+}  // namespace
+
+void bind_sequences(nb::module_& m) {
+  bind_info(m);
+  bind_sequence(m);
+  bind_trace(m);
+  m.def("open_trace", &open_trace, nb::arg("path"), nb::arg("lock"));
+  m.def("sequence_of_arrays", &sequence_of_arrays, nb::kw_only(), nb::arg("name"), nb::arg("group").none(),
+        nb::arg("prompt"), nb::arg("scale").none(), nb::arg("kv_heads").none(), nb::arg("head_dim").none(),
+        nb::arg("element_bytes"), nb::arg("stored"), nb::arg("window").none(), nb::arg("image").none(),
+        nb::arg("tokens"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("attention"));
   m.def("check_file", &check_file, nb::arg("path"), nb::arg("most"));
   m.def("write_file", &write_file, nb::arg("path"), nb::arg("sequences"), nb::arg("dtype"),
         nb::arg("recorder"), nb::arg("libraries"), nb::arg("command"));

@@ -7,7 +7,24 @@ policy evict inside a running model (hae.hf).
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what _HOME says, for type checkers
+    from hae import hf
+    from hae._engine import (
+        ConfigError,
+        ContractViolation,
+        NeedsError,
+        OutputError,
+        Sequence,
+        SequenceDetails,
+        SequenceInfo,
+        Trace,
+        TraceError,
+    )
+    from hae.comparison import Comparison, Run, compare, policies, policy, replay
+    from hae.policy_class import Decision, Evict, Limits, Mark, Policy, PolicyRun
+    from hae.sequences import check, open, sequence, write
 
 __version__ = "0.1.0"
 
@@ -21,6 +38,7 @@ _HOME = {
     "Trace": "_engine",
     "Sequence": "_engine",
     "SequenceInfo": "_engine",
+    "SequenceDetails": "_engine",
     "policy": "comparison",
     "policies": "comparison",
     "replay": "comparison",

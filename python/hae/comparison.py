@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -211,7 +212,7 @@ def replay(
               it may not; what a policy written in Python raises
     """
     sequences, _ = _sequences(sources)
-    runs = _engine.compare_sequences(sequences, _as_list(policies), None, nan, False, threads, True)
+    runs = _engine.compare_sequences(sequences, _as_list(policies), None, nan, False, threads)
     return [Run(run) for run in runs]
 
 
@@ -233,12 +234,12 @@ def compare(
     """
     sequences, paths = _sequences(sources)
     chosen = _as_list(policies)
-    native = _engine.compare_sequences(sequences, chosen, match, nan, optimal, threads, True)
+    native = _engine.compare_sequences(sequences, chosen, match, nan, optimal, threads)
     raw = [Run(run) for run in native]
     manifest = None
     if paths is not None:
-        _engine.set_command(sys.argv)
-        manifest = json.loads(_engine.manifest(paths, chosen, match, nan, optimal, threads, True))
+        manifest = json.loads(_engine.manifest(paths, chosen, match, nan, optimal))
+        manifest["command"] = shlex.join(sys.orig_argv)
     result = {
         "schema": "hae.compare/1",
         "manifest": manifest,

@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hae._engine import TraceError
 from hae.cleanup import finally_do
 
 FORMAT = "hae-trace"
@@ -22,10 +23,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 PAYLOADS = ("qkv", "attention")
 TEXT, IMAGE = 0, 1
 NO_IMAGE = -1
-
-
-class TraceError(Exception):
-    """A trace, or what is to become one, breaks the format. The message says where."""
 
 
 # ---------------------------------------------------------------------------------- numbers

@@ -21,15 +21,7 @@ struct Options {
 
 void run(const Options& options) {
   traces::TraceFile trace(options.trace, {.lock = !options.no_lock});
-  traces::CheckReport report = traces::check_trace(trace, options.messages);
-  const bool opens = report.total == 0;  // What cannot be opened is a violation already.
-  for (Index index = 0; opens && index < trace.sequences(); ++index) {
-    for (const std::string& violation : trace.optional_violations(index)) {
-      if (report.total++ < options.messages) {
-        report.violations.push_back(violation);
-      }
-    }
-  }
+  const traces::CheckReport report = traces::check_file(trace, options.messages);
   for (const std::string& violation : report.violations) {
     fmt::print(stderr, "{}\n", violation);
   }

@@ -84,6 +84,10 @@ std::shared_ptr<const Policy> PolicySource::of(const SequenceInfo& sequence,
       return logged_policy({spec_, std::move(options), *log_path_, run.lanes, run.log});
     }
   }
+  if (trace_sha256.empty()) {
+    throw TraceError(*log_path_ + ": its runs belong to trace files, but sequence '" + sequence.name +
+                     "' is in memory; write it to a file and replay that");
+  }
   throw TraceError(*log_path_ + ": holds no run of sequence '" + sequence.name +
                    "' of a trace with SHA-256 " + trace_sha256 +
                    "; name the trace that the runs were made from");

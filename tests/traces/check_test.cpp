@@ -210,5 +210,27 @@ TEST(OptionalData, NamesFramesAndPatchesThatBelongToNoPicture) {
   EXPECT_NE(found[1].find("/patch[1]: found 0 -7"), std::string::npos) << found[1];
 }
 
+TEST(CheckFile, NamesWhatIsWrongWithOptionalData) {
+  SequenceDetails details;
+  details.frame = {-1, 0, 1, -1, 2, -1};  // the picture is at 1 and 2
+  const Scratch scratch;
+  write_small(scratch / "trace.h5", small_qkv(), FloatType::float32, details);
+  TraceFile trace(scratch / "trace.h5");
+  expect_one(check_file(trace), "/frame[4]: found 2");
+  EXPECT_EQ(check_file(trace, 0).total, 1);
+  EXPECT_TRUE(check_file(trace, 0).violations.empty());
+}
+
+TEST(CheckFile, StopsWhereItIsToldTo) {
+  struct Stop {};
+  const Scratch scratch;
+  write_small(scratch / "trace.h5", small_qkv(), FloatType::float32);
+  TraceFile trace(scratch / "trace.h5");
+  Index layers = 0;
+  EXPECT_TRUE(check_file(trace, 10, [&] { ++layers; }).violations.empty());
+  EXPECT_EQ(layers, small_qkv().layers);
+  EXPECT_THROW(static_cast<void>(check_file(trace, 10, [] { throw Stop(); })), Stop);
+}
+
 }  // namespace
 }  // namespace hae::traces::test
