@@ -92,6 +92,12 @@ void ClosedLoop::refuse(const std::string& complaint) const {
   throw ContractViolation(where_ + ": " + complaint);
 }
 
+void ClosedLoop::refuse_if_finished() const {
+  if (finished_) {
+    refuse("the run is finished already");
+  }
+}
+
 std::span<const Index> ClosedLoop::absent(Index layer) const {
   if (layer < 0 || layer > static_cast<Index>(layers_.size()) || layer >= info_.layers) {
     refuse("what is absent in layer " + std::to_string(layer) +
@@ -175,6 +181,7 @@ void ClosedLoop::observe_prompt(Index layer, const std::vector<Index>& positions
 }
 
 void ClosedLoop::step(Index layer, const LayerRows& row) {
+  refuse_if_finished();
   if (static_cast<Index>(layers_.size()) < info_.layers || layer < 0 || layer >= info_.layers) {
     refuse("a decode step of layer " + std::to_string(layer) + " before the prefill of all " +
            std::to_string(info_.layers) + " layers");
@@ -214,8 +221,9 @@ Index ClosedLoop::missing(Index layer) const {
 }
 
 ClosedLoop::Finished ClosedLoop::finish() {
-  if (finished_ || static_cast<Index>(layers_.size()) < info_.layers) {
-    refuse(finished_ ? "the run is finished already" : "the prefill of all layers is not over");
+  refuse_if_finished();
+  if (static_cast<Index>(layers_.size()) < info_.layers) {
+    refuse("the prefill of all layers is not over");
   }
   const Index steps = steps_.front();
   if (std::ranges::any_of(steps_, [&](Index made) { return made != steps; })) {

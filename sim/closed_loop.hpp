@@ -56,7 +56,7 @@ class ClosedLoop {
 
   /// One decode step of one layer: one row.
   ///
-  /// throws  as prefill; ConfigError when the sequence outgrows info().tokens
+  /// throws  as prefill, also after finish; ConfigError when the sequence outgrows info().tokens
   void step(Index layer, const LayerRows& row);
 
   /// The layer's cache; its prefill is over.
@@ -83,6 +83,7 @@ class ClosedLoop {
                     const std::vector<Index>& positions) const;
   void observe_prompt(Index layer, const std::vector<Index>& positions);
   [[noreturn]] void refuse(const std::string& complaint) const;
+  void refuse_if_finished() const;
 
   SequenceInfo info_;
   std::string where_;

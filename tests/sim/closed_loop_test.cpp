@@ -112,6 +112,7 @@ TEST(ClosedLoop, TakesLayersAndStepsInOrderOnly) {
   loop.step(1, row.rows);
   EXPECT_EQ(loop.finish().info.tokens, 5);
   expect_message<ContractViolation>([&] { loop.finish(); }, "finished already");
+  expect_message<ContractViolation>([&] { loop.step(0, row.rows); }, "finished already");
 }
 
 TEST(ClosedLoop, RefusesMoreStepsThanAnnounced) {
