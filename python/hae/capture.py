@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 IMPLEMENTATIONS = ("eager", "sdpa")
+_NUMBERS = itertools.count()  # of registrations: models that run side by side share the registries
 NEEDED = "attention dispatched through transformers' AttentionInterface (eager or sdpa)"
 
 
@@ -93,16 +95,17 @@ def scale_of(query: torch.Tensor, options: dict) -> float:
 def dispatched_to(
     decoder: PreTrainedModel, name: str, attention: Callable, implementation: str
 ) -> Iterator[None]:
-    """While the block runs, `attention` computes every attention call of the decoder, with the masks
-    that `implementation` (eager or sdpa) gets.
+    """While the block runs, `attention` computes every attention call of the decoder, with the
+    masks that `implementation` (eager or sdpa) gets.
 
     The decoder's own implementation and transformers' registries are as before afterwards, also
     after an error.
 
-    name    of the implementation while the block runs
+    name    how the name of the implementation begins while the block runs
     raises  CaptureError when the decoder's attention is not dispatched through the interface
     """
     before = implementation_in_use(decoder)
+    name = f"{name}_{next(_NUMBERS)}"
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
     try:
@@ -192,8 +195,20 @@ def _listed(pairs: list[tuple[int, int]], most: int = 20) -> str:
     return text if len(pairs) <= most else f"{text} and {len(pairs) - most} more"
 
 
+@dataclass(frozen=True)
+class AttentionRule:
+    """How a decoder's layers attend.
+
+    scale   logit = scale * q . k
+    window  [layers] 0 none; W: a query sees key j only when query - j < W
+    """
+
+    scale: float
+    window: list[int]
+
+
 @torch.no_grad()
-def probe(decoder: PreTrainedModel, implementation: str) -> None:
+def probe(decoder: PreTrainedModel, implementation: str) -> AttentionRule:
     """One forward pass of one token, before anything is generated.
 
     raises CaptureError when the decoder's attention cannot be recorded, naming the
@@ -203,9 +218,11 @@ def probe(decoder: PreTrainedModel, implementation: str) -> None:
     layers = decoder.config.num_hidden_layers
     count = CallCount(layers)
     shapes = set()
+    windows = {}
 
     def observe(call: AttentionCall) -> None:
         count.add(call.layer, 0)
+        windows[call.layer] = call.window
         shapes.add((call.query.shape[0], *call.key.shape[::2], call.value.shape[-1], call.scale))
 
     token = torch.zeros((1, 1), dtype=torch.long, device=decoder.device)
@@ -224,10 +241,11 @@ def probe(decoder: PreTrainedModel, implementation: str) -> None:
             f"cannot express: (query heads, KV heads, key size, value size, scale) = "
             f"{sorted(shapes)}"
         )
-    (query_heads, kv_heads, key_size, value_size, _) = next(iter(shapes))
+    (query_heads, kv_heads, key_size, value_size, scale) = next(iter(shapes))
     if key_size != value_size:
         raise CaptureError(
             f"keys have {key_size} numbers and values {value_size}, which a trace cannot express"
         )
     if query_heads % kv_heads != 0:
         raise CaptureError(f"{query_heads} query heads do not divide by {kv_heads} KV heads")
+    return AttentionRule(scale, [windows[layer] for layer in range(layers)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 
@@ -83,6 +84,17 @@ def shape_of(decoder: PreTrainedModel) -> Shape:
         kv_heads=getattr(config, "num_key_value_heads", None) or query_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // query_heads,
     )
+
+
+def layers_of(decoder: PreTrainedModel) -> torch.nn.ModuleList:
+    """The decoder's layers, first to last.
+
+    raises UnsupportedModel when they are not where Llama has them
+    """
+    layers = getattr(getattr(decoder, "model", decoder), "layers", None)
+    if layers is None:
+        raise UnsupportedModel(f"{decoder.config.model_type}: a decoder without a list `layers`")
+    return layers
 
 
 def end_tokens_of(model: PreTrainedModel) -> set[int]:

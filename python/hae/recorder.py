@@ -22,6 +22,7 @@ from hae.decoder import (
     cache_name,
     decoder_of,
     end_tokens_of,
+    layers_of,
     shape_of,
 )
 from hae.prompts import Inputs, Prompt
@@ -220,7 +221,7 @@ class EmbeddingCapture:
 
     def __init__(self, decoder: PreTrainedModel) -> None:
         self.prompt: torch.Tensor | None = None
-        first_layer = getattr(decoder, "model", decoder).layers[0]
+        first_layer = layers_of(decoder)[0]
         self._hook = first_layer.register_forward_pre_hook(self._take, with_kwargs=True)
 
     def _take(self, layer: torch.nn.Module, given: tuple, options: dict) -> None:

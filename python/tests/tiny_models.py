@@ -20,6 +20,8 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "<image>", *"abcdefghijklmnopqrstuvwxyz"]
@@ -88,6 +90,15 @@ def llama(**changes) -> LlamaForCausalLM:
 def mistral(window: int) -> MistralForCausalLM:
     torch.manual_seed(0)
     return MistralForCausalLM(MistralConfig(**decoder_options(sliding_window=window))).eval()
+
+
+def qwen2(window: int) -> Qwen2ForCausalLM:
+    """Full attention in the first layer, a sliding window in the others."""
+    torch.manual_seed(0)
+    options = decoder_options(
+        sliding_window=window, use_sliding_window=True, max_window_layers=1, num_hidden_layers=3
+    )
+    return Qwen2ForCausalLM(Qwen2Config(**options)).eval()
 
 
 def llava() -> LlavaForConditionalGeneration:
