@@ -7,29 +7,12 @@ policy evict inside a running model (hae.hf).
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # what _HOME says, for type checkers
-    from hae import hf
-    from hae._engine import (
-        ConfigError,
-        ContractViolation,
-        NeedsError,
-        OutputError,
-        Sequence,
-        SequenceDetails,
-        SequenceInfo,
-        Trace,
-        TraceError,
-    )
-    from hae.comparison import Comparison, Run, compare, policies, policy, replay
-    from hae.policy_class import Decision, Evict, Limits, Mark, Policy, PolicyRun
-    from hae.sequences import check, open, sequence, write
+from typing import Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module it lives in. Each is imported when it is first used, so that a recorder
-# does not wait for pandas, nor a comparison for torch.
+# Public name -> the module it lives in (and in __init__.pyi). Each is imported when it is first used,
+# so that a recorder does not wait for pandas, nor a comparison for torch.
 _HOME = {
     "open": "sequences",
     "sequence": "sequences",

@@ -1,0 +1,30 @@
+"""What type checkers are told: the public names, and where each lives."""
+
+from hae import hf as hf
+from hae._engine import ConfigError as ConfigError
+from hae._engine import ContractViolation as ContractViolation
+from hae._engine import NeedsError as NeedsError
+from hae._engine import OutputError as OutputError
+from hae._engine import Sequence as Sequence
+from hae._engine import SequenceDetails as SequenceDetails
+from hae._engine import SequenceInfo as SequenceInfo
+from hae._engine import Trace as Trace
+from hae._engine import TraceError as TraceError
+from hae.comparison import Comparison as Comparison
+from hae.comparison import Run as Run
+from hae.comparison import compare as compare
+from hae.comparison import policies as policies
+from hae.comparison import policy as policy
+from hae.comparison import replay as replay
+from hae.policy_class import Decision as Decision
+from hae.policy_class import Evict as Evict
+from hae.policy_class import Limits as Limits
+from hae.policy_class import Mark as Mark
+from hae.policy_class import Policy as Policy
+from hae.policy_class import PolicyRun as PolicyRun
+from hae.sequences import check as check
+from hae.sequences import open as open
+from hae.sequences import sequence as sequence
+from hae.sequences import write as write
+
+__version__: str
