@@ -11,8 +11,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Public name -> the module it lives in (and in __init__.pyi). Each is imported when it is first used,
-# so that a recorder does not wait for pandas, nor a comparison for torch.
+# Public name -> the module it lives in (and in __init__.pyi). Each is imported when first used, so
+# that a recorder does not wait for pandas, nor a comparison for torch.
 _HOME = {
     "open": "sequences",
     "sequence": "sequences",

@@ -1,5 +1,5 @@
-"""hae-closed-loop: what eviction policies do to a running model's answers, beside what the open loop
-says of the same sequences.
+"""hae-closed-loop: what eviction policies do to a running model's answers, beside what the open
+loop says of the same sequences.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ INTERRUPTED = 130
 def argument_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=PROGRAM,
-        description="Let eviction policies evict inside a running model, and compare its answers with "
-        "those of the full cache: with the full cache's answer forced, and free-running.",
+        description="Let eviction policies evict inside a running model, and compare its answers "
+        "with those of the full cache: with the full cache's answer forced, and free-running.",
         epilog="example: hae closed-loop MODEL_DIR --prompts prompts.jsonl --policy hae:bin=16 "
         "--policy greedy:score=mean --match mean --json closed.json",
     )

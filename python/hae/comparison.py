@@ -70,8 +70,8 @@ class Run:
 
     @cached_property
     def log(self) -> pd.DataFrame:
-        """The evictions, one a line, sorted by (step, layer, lane, token). Lane is -1 when the layer
-        is the lane; score is NaN where the policy has none; pending_since and into are <NA>.
+        """The evictions, one a line, sorted by (step, layer, lane, token). Lane is -1 when the
+        layer is the lane; score is NaN where the policy has none; pending_since and into are <NA>.
         """
         columns = self._native.log_columns()
         columns["within"] = columns["within"].astype(bool)

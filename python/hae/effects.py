@@ -59,7 +59,7 @@ class Effect:
                     distributions, in nats, the answer being forced
     agreement       share of them where both find the same token most likely
     nll_increase    mean rise of the negative log-likelihood of the forced tokens
-    token_accuracy  share of the full cache's tokens that the free-running answer has in their places
+    token_accuracy  share of the full cache's tokens that the free-running answer has in place
     same            whether the free-running answer is the full cache's
     exact           whether it is the right answer; None when that is not known
     The free-running ones are None when only the forced answer was run.

@@ -30,8 +30,8 @@ def open(path: str | os.PathLike[str], *, lock: bool = True) -> Trace:
 
 
 def check(path: str | os.PathLike[str], *, most: int = 10) -> list[str]:
-    """Reads a whole trace file. Returns at most `most` sentences on what breaks the format; none: it
-    is sound.
+    """Reads a whole trace file. Returns at most `most` sentences on what breaks the format; none:
+    it is sound.
 
     raises TraceError when it is no trace file at all
     """
@@ -135,7 +135,7 @@ def _integers(numbers: ArrayLike, what: str) -> list[int]:
     array = _as_numpy(numbers)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise _engine.TraceError(
-            f"arrays: {what} is {array.dtype} of {array.ndim} axes, expected whole numbers in a list"
+            f"arrays: {what} is {array.dtype} of {array.ndim} axes, expected a list of integers"
         )
     return array.tolist()
 

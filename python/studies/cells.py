@@ -1,4 +1,4 @@
-"""What the closed-loop study runs: policies with settings, in groups that its questions are about."""
+"""What the closed-loop study runs: policies with settings, grouped by the study's questions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ TEXT_CELLS = [
     for name in ("greedy, sum", "greedy, mean", "DDES, mean", "H2O", "window", "random")
 ]
 
-# With these the figure was chosen, on boards of the validation split: other budgets, other pictures.
+# With these the figure was chosen, on boards of the validation split, at other budgets.
 CHOOSING_BUDGETS = (140, 110, 80, 55)
 CHOOSING_CELLS = [
     with_budget(spec, budget)

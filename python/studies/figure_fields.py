@@ -160,6 +160,7 @@ def figure_fields(parts: dict[str, Part], found: Reliability) -> dict[str, str]:
         "`missed_concentration`": CHOSEN,
         "missed mass": MISSED_MASS,
         "relative output error": OUTPUT_ERROR,
+        "Σ_E a²‖v − o‖² over Σ a²‖v − o‖²": NEEDS_VALUES,
     }
     return {
         "candidates": str(len(FIGURES)),

@@ -151,13 +151,9 @@ def _peaked(lost: Lost) -> np.ndarray:
     return weight / weight.sum()
 
 
-def _visual(lost: Lost, image: np.ndarray) -> float:
-    return float((lost.recorded.attention * ~lost.held)[..., image].sum(-1).mean())
-
-
 def _lost_largest(lost: Lost) -> np.ndarray:
-    """[layers, query_heads, steps] bool: the row's largest probability lies on an evicted token; among
-    equal ones the newer counts as larger.
+    """[layers, query_heads, steps] bool: the row's largest probability lies on an evicted token;
+    among equal ones the newer counts as larger.
     """
     return ~np.take_along_axis(lost.held, lost.recorded.by_size[..., -1:], -1)[..., 0]
 

@@ -68,7 +68,7 @@ def board_items(model: Any, processor: Any, split: str, count: int) -> Iterator[
 
 
 def text_items(model: Any, tokenizer: Any, count: int) -> Iterator[Item]:
-    """Pieces of the data set descriptions that come with scikit-learn: English, and on every disk."""
+    """Pieces of the data set descriptions that come with scikit-learn: English, on every disk."""
     from sklearn import datasets
 
     loaders = ("load_iris", "load_wine", "load_breast_cancer", "load_diabetes", "load_digits")
