@@ -1016,12 +1016,12 @@ def test_ctrl_c_stops_the_engine_and_python_goes_on():
 )
 def test_ctrl_c_ends_a_script_in_the_middle_of_a_comparison(work):
     script = f"""
-import hae, sys
+import hae, os, sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_engine import long_sequence
 class Announcing(hae.Policy):
     def begin(self, info):
-        print("running", flush=True)
+        os.write(1, b"running\\n")  # in one piece: sequences begin on several threads
         return hae.PolicyRun()
 sequence, policy = long_sequence(3000), Announcing()
 {work}
@@ -1030,9 +1030,12 @@ print("done")
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
-        assert child.stdout.readline() == "running\n"
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=120)
+        try:
+            assert child.stdout.readline() == "running\n"
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=120)
+        finally:
+            child.kill()
     assert "done" not in out and err.rstrip().endswith("KeyboardInterrupt")
     assert child.returncode == -signal.SIGINT
 
