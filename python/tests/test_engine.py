@@ -871,6 +871,12 @@ def test_the_program_repeats_a_result_of_python(compared, tmp_path):
     assert "identical" in repeated.stdout
 
 
+def test_a_result_of_sequences_in_memory_cannot_be_repeated(sequence, tmp_path):
+    comparison = hae.compare(sequence, "greedy:budget=6")
+    (tmp_path / "result.json").write_text(json.dumps(comparison.result))
+    assert "has no manifest" in sentence_of("rerun", tmp_path / "result.json")
+
+
 def test_frames_hold_every_figure(compared):
     _, comparison, _ = compared
     runs, summary = comparison.runs, comparison.summary
