@@ -5,16 +5,18 @@ loop says of the same sequences.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from hae import trace
+from hae import cleanup, trace
 from hae.arguments import OneLineParser, fail, positive
 from hae.errors import USAGE
 
 PROGRAM = "hae-closed-loop"
-INTERRUPTED = 130
+INTERRUPTED = "interrupted; nothing was written"
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -56,8 +58,14 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def program(arguments: Sequence[str] | None = None) -> NoReturn:
+    """hae-closed-loop as a process of its own: `main`, and what signals do."""
+    cleanup.end_by_signals(PROGRAM, INTERRUPTED)
+    sys.exit(main(arguments))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """hae-closed-loop within a process of others. Returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = argument_parser().parse_args(arguments)
@@ -67,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return fail(f"{error}; install it with: pip install 'hae[record]'", USAGE, PROGRAM)
         session.run(options, arguments)
     except KeyboardInterrupt:
-        return fail("interrupted; nothing was written", INTERRUPTED, PROGRAM)
+        return fail(INTERRUPTED, cleanup.BY_SIGNAL + signal.SIGINT, PROGRAM)
     except Exception as error:
         from hae.closed_loop_session import exit_code_of
 
@@ -79,4 +87,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import NoReturn
 
 from hae import cleanup
@@ -17,25 +14,13 @@ from hae.errors import USAGE
 # Other modules of `hae` are imported in functions: the libraries behind them take seconds to load,
 # and a signal meanwhile is to end in one line too.
 
-BY_SIGNAL = 128
 INTERRUPTED = "interrupted; --resume continues after the finished sequences"
 
 
 def program(arguments: Sequence[str] | None = None) -> NoReturn:
     """hae-record as a process of its own: `main`, and what signals do."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asked
-            signal.signal(number, _clean_up_and_die)
+    cleanup.end_by_signals("hae-record", INTERRUPTED)
     sys.exit(main(arguments))
-
-
-def _clean_up_and_die(signal_number: int, _: FrameType | None) -> NoReturn:
-    """Not by an exception: Python drops those that come up while it finalises an object."""
-    cleanup.do_all_now()
-    with contextlib.suppress(OSError):  # the terminal is gone
-        # Not by print: the signal may have come in the middle of one.
-        os.write(2, f"hae-record: {INTERRUPTED}\n".encode())
-    os._exit(BY_SIGNAL + signal_number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        return fail(INTERRUPTED, BY_SIGNAL + signal.SIGINT)
+        return fail(INTERRUPTED, cleanup.BY_SIGNAL + signal.SIGINT)
 
 
 def _run(arguments: Sequence[str]) -> int:
