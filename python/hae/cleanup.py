@@ -33,9 +33,9 @@ def do_all_now() -> None:
 
 
 def end_by_signals(program: str, words: str) -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP end the process: the actions of all blocks are done, the
-    words stand on stderr in one line, and the exit code is 128 and the signal's number. A signal that
-    was ignored stays so, as nohup asks.
+    """From now on SIGINT, SIGTERM and SIGHUP end the process: the actions of all blocks are done,
+    the words stand on stderr in one line, and the exit code is 128 and the signal's number. A
+    signal that was ignored stays so, as nohup asks.
     """
 
     def end(number: int, _: FrameType | None) -> NoReturn:
