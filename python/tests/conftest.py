@@ -1,5 +1,5 @@
-"""Tests press Ctrl-C in this process and in children. A shell that starts a command in the background
-lets it ignore SIGINT, which children inherit: here it is as on a terminal.
+"""Tests press Ctrl-C in this process and in children. A shell that starts a command in the
+background lets it ignore SIGINT, which children inherit: here it is as on a terminal.
 """
 
 import signal

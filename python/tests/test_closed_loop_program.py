@@ -26,7 +26,7 @@ NEW_TOKENS = 9
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny LLaVA and three prompts, two of one group; the first has a right answer, the last none."""
+    """A tiny LLaVA and three prompts, two of one group; the last has no right answer to know."""
     folder = tmp_path_factory.mktemp("closed")
     tiny_models.save(tiny_models.llava(), tiny_models.processor(), folder / "model")
     tiny_models.picture(0).save(folder / "0.png")
@@ -127,7 +127,7 @@ def test_the_open_loop_beside_it_is_that_of_a_replay(folder, result):
 
 
 def test_effects_are_what_their_names_say():
-    """Two answer tokens over a vocabulary of two: p = (3/4, 1/4) then (1/2, 1/2), q = (1/4, 3/4) then p."""
+    """Two answer tokens, a vocabulary of two: p = (3/4, 1/4), then (1/2, 1/2); q = (1/4, 3/4), then p."""
     log = np.log
     full = hf.Generated([0, 1], torch.tensor(log([[0.75, 0.25], [0.5, 0.5]])), None)
     evicting = hf.Generated([0, 1], torch.tensor(log([[0.25, 0.75], [0.5, 0.5]])), None)
