@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/cache.hpp"
 #include "sim/view.hpp"
 
 // How arrays cross between numpy and the engine.
@@ -55,6 +56,17 @@ template <typename Number>
 NumpyArray<Number> array_of(std::vector<Number> numbers) {
   const std::size_t size = numbers.size();
   return array_of(std::move(numbers), {size});
+}
+
+/// Positions that a lane holds, pending ones too, ascending.
+inline NumpyArray<Index> residents_of(const LayerCache& cache, Index lane) {
+  std::vector<Index> positions;
+  for (Index token = 0; token < cache.joined(); ++token) {
+    if (cache.is_resident(lane, token)) {
+      positions.push_back(token);
+    }
+  }
+  return array_of(std::move(positions));
 }
 
 }  // namespace hae::python

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "python/engine/arrays.hpp"
+#include "python/engine/choice.hpp"
 #include "python/engine/module.hpp"
 #include "python/engine/policy_argument.hpp"
 #include "python/engine/run.hpp"
@@ -49,8 +50,7 @@ LoopHandle make_loop(nb::handle policy, const std::string& name, Index layers, I
   info.prompt_rows.resize(at(std::max<Index>(prompt, 0)));
   std::iota(info.prompt_rows.begin(), info.prompt_rows.end(), Index{0});
   std::shared_ptr<const Policy> chosen = policy_argument(policy);
-  auto loop = std::make_unique<ClosedLoop>(
-      std::move(info), chosen, nan == "lowest" ? NanRule::lowest : NanRule::error, "closed loop: " + name);
+  auto loop = std::make_unique<ClosedLoop>(std::move(info), chosen, nan_rule(nan), "closed loop: " + name);
   return {std::move(chosen), std::move(loop)};
 }
 
@@ -62,13 +62,7 @@ nb::typed<nb::list, NumpyArray<Index>> residents(const LoopHandle& handle, Index
   const LayerCache& cache = handle.loop->cache(layer);
   nb::list lanes;
   for (Index lane = 0; lane < cache.lanes(); ++lane) {
-    std::vector<Index> positions;
-    for (Index token = 0; token < cache.joined(); ++token) {
-      if (cache.is_resident(lane, token)) {
-        positions.push_back(token);
-      }
-    }
-    lanes.append(array_of(std::move(positions)));
+    lanes.append(residents_of(cache, lane));
   }
   return lanes;
 }

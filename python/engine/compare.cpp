@@ -7,6 +7,7 @@
 #include <map>
 
 #include "analysis/interval.hpp"
+#include "python/engine/choice.hpp"
 #include "python/engine/interruptible.hpp"
 #include "python/engine/module.hpp"
 #include "python/engine/policy_argument.hpp"
@@ -36,12 +37,8 @@ cli::ComparisonOptions options_of(const std::optional<std::string>& match, const
                                   bool optimal, Index threads) {
   const std::map<std::string, MatchTarget> targets = {{"mean", MatchTarget::mean},
                                                       {"peak", MatchTarget::peak}};
-  const std::map<std::string, NanRule> rules = {{"error", NanRule::error}, {"lowest", NanRule::lowest}};
   if (match && !targets.contains(*match)) {
     throw ConfigError("match is '" + *match + "'; allowed: mean, peak, None");
-  }
-  if (!rules.contains(nan)) {
-    throw ConfigError("nan is '" + nan + "'; allowed: error, lowest");
   }
   if (threads < 0) {
     throw ConfigError("threads is " + std::to_string(threads) + "; allowed: 0 (one a core) or more");
@@ -50,7 +47,7 @@ cli::ComparisonOptions options_of(const std::optional<std::string>& match, const
   if (match) {
     options.match = targets.at(*match);
   }
-  options.nan = rules.at(nan);
+  options.nan = nan_rule(nan);
   options.optimal = optimal;
   options.threads = threads;
   return options;

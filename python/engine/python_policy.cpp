@@ -5,36 +5,37 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <map>
 
 #include "python/engine/arrays.hpp"
+#include "python/engine/choice.hpp"
 #include "python/engine/module.hpp"
 #include "sim/errors.hpp"
 
 namespace hae::python {
 namespace {
 
-template <typename Choice>
-Choice choose(const std::string& word, const std::map<std::string, Choice>& choices,
-              const std::string& what) {
-  if (const auto found = choices.find(word); found != choices.end()) {
-    return found->second;
-  }
-  std::string allowed;
-  for (const auto& [name, value] : choices) {
-    allowed += (allowed.empty() ? "" : ", ") + name;
-  }
-  throw ConfigError(what + " is '" + word + "'; allowed: " + allowed);
+LaneKind lanes_named(const std::string& word, const std::string& what) {
+  return choose<LaneKind>(word, {{"kv_head", LaneKind::kv_head}, {"layer", LaneKind::layer}}, what);
 }
 
-const std::map<std::string, LaneKind> kLanes = {{"layer", LaneKind::layer}, {"kv_head", LaneKind::kv_head}};
-const std::map<std::string, PromptRows> kPromptRows = {
-    {"none", PromptRows::none}, {"text", PromptRows::text}, {"all", PromptRows::all}};
-const std::map<std::string, HeadReduction> kHeads = {
-    {"mean", HeadReduction::mean}, {"max", HeadReduction::max}, {"sum", HeadReduction::sum}};
-const std::map<std::string, Attention> kAttention = {{"observed", Attention::observed},
-                                                     {"full", Attention::full}};
-const std::map<std::string, Effect> kEffects = {{"within", Effect::within}, {"after", Effect::after}};
+PromptRows prompt_rows_named(const std::string& word, const std::string& what) {
+  return choose<PromptRows>(
+      word, {{"all", PromptRows::all}, {"none", PromptRows::none}, {"text", PromptRows::text}}, what);
+}
+
+HeadReduction heads_named(const std::string& word) {
+  return choose<HeadReduction>(
+      word, {{"max", HeadReduction::max}, {"mean", HeadReduction::mean}, {"sum", HeadReduction::sum}},
+      "heads");
+}
+
+Attention attention_named(const std::string& word) {
+  return choose<Attention>(word, {{"full", Attention::full}, {"observed", Attention::observed}}, "attention");
+}
+
+Effect effect_named(const std::string& word) {
+  return choose<Effect>(word, {{"after", Effect::after}, {"within", Effect::within}}, "effect");
+}
 
 /// What a policy is lent for the duration of a call.
 template <typename Value>
@@ -94,7 +95,7 @@ Decision decision_of(nb::handle given, Index layer) {
   for (nb::handle entry : given.attr("mark")) {
     decision.mark.push_back({nb::cast<Index>(entry.attr("lane")), nb::cast<Index>(entry.attr("token"))});
   }
-  decision.effect = choose(nb::cast<std::string>(given.attr("effect")), kEffects, "effect");
+  decision.effect = effect_named(nb::cast<std::string>(given.attr("effect")));
   decision.warnings = nb::cast<std::vector<std::string>>(nb::list(given.attr("warnings")));
   return decision;
 }
@@ -190,7 +191,7 @@ class PythonPolicy final : public Policy {
       const nb::object value = options[key];
       options_.emplace_back(nb::str(key).c_str(), nb::str(value).c_str());
     }
-    lanes_ = choose(nb::cast<std::string>(policy.attr("lanes")), kLanes, spec_ + ": lanes");
+    lanes_ = lanes_named(nb::cast<std::string>(policy.attr("lanes")), spec_ + ": lanes");
   }
 
   [[nodiscard]] std::string spec() const override { return spec_; }
@@ -200,7 +201,7 @@ class PythonPolicy final : public Policy {
   [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override {
     const nb::gil_scoped_acquire gil;
     const nb::object rows = (**policy_).attr("needs")(nb::cast(info, nb::rv_policy::copy), layer);
-    return {choose(nb::cast<std::string>(rows), kPromptRows, spec_ + ": needs")};
+    return {prompt_rows_named(nb::cast<std::string>(rows), spec_ + ": needs")};
   }
 
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override {
@@ -235,8 +236,7 @@ NumpyArray<Index> queries(const LentRows& lent) {
 
 NumpyArray<double> values(const LentRows& lent, Index lane, const std::string& heads,
                           const std::string& attention) {
-  const Reduction reduction{lent.lanes, choose(heads, kHeads, "heads"),
-                            choose(attention, kAttention, "attention")};
+  const Reduction reduction{lent.lanes, heads_named(heads), attention_named(attention)};
   const Index rows = lent.rows->rows();
   const Index keys = keys_of(*lent.rows);
   std::vector<double> out;
@@ -269,14 +269,7 @@ Index checked_lane(const LayerCache& cache, Index lane) {
 }
 
 NumpyArray<Index> residents(const LentCache& cache, Index lane) {
-  std::vector<Index> positions;
-  checked_lane(*cache, lane);
-  for (Index token = 0; token < cache->joined(); ++token) {
-    if (cache->is_resident(lane, token)) {
-      positions.push_back(token);
-    }
-  }
-  return array_of(std::move(positions));
+  return residents_of(*cache, checked_lane(*cache, lane));
 }
 
 NumpyArray<Index> pending(const LentCache& cache, Index lane) {

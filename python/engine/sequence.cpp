@@ -5,8 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <map>
 
+#include "python/engine/choice.hpp"
 #include "python/engine/interruptible.hpp"
 #include "python/engine/module.hpp"
 #include "python/engine/write_trace.hpp"
@@ -18,14 +18,11 @@ namespace {
 
 /// throws  ConfigError for another word
 traces::FloatType float_type(const std::string& name) {
-  static const std::map<std::string, traces::FloatType> kTypes = {{"float32", traces::FloatType::float32},
-                                                                  {"float16", traces::FloatType::float16},
-                                                                  {"bfloat16", traces::FloatType::bfloat16}};
-  const auto found = kTypes.find(name);
-  if (found == kTypes.end()) {
-    throw ConfigError("dtype is '" + name + "'; allowed: float32, float16, bfloat16");
-  }
-  return found->second;
+  using traces::FloatType;
+  return choose<FloatType>(
+      name,
+      {{"float32", FloatType::float32}, {"float16", FloatType::float16}, {"bfloat16", FloatType::bfloat16}},
+      "dtype");
 }
 
 std::unique_ptr<LayerPayload> layer_of(const SequenceHandle& handle, Index layer) {

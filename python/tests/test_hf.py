@@ -767,3 +767,11 @@ def test_the_board_reader_reads_on_with_pruned_pictures():
     pruned = hf.generate(model, ready, "hae:r=0.0066,alpha=1,ddes=none", max_new_tokens=12)
     assert len(pruned.run.log) > 20
     assert pruned.tokens == plain.tokens
+
+
+def test_a_word_for_nan_that_is_none_is_refused():
+    with (
+        pytest.raises(hae.ConfigError, match="nan is 'lowset'; allowed: error, lowest"),
+        hf.evicting(llama(), "full", prompt=3, max_new_tokens=2, nan="lowset"),
+    ):
+        pass
