@@ -74,6 +74,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         options.model, options.compute_dtype, options.device, options.attention
     )
     decoder_of(model)
+    manifest = _manifest(options, arguments, specs)  # before the work that it describes
     runs: list[dict[str, Any]] = []
     sequences: list[dict[str, Any]] = []
     for prompt in tqdm(prompts, desc="closed loop", unit="prompt", disable=None, delay=1):
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         runs += lines
     result = {
         "schema": SCHEMA,
-        "manifest": _manifest(options, arguments, specs),
+        "manifest": manifest,
         "sequences": sequences,
         "runs": runs,
         "summary": [_summary(spec, runs) for spec in specs],
