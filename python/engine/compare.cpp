@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 
-#include "analysis/interval.hpp"
 #include "python/engine/choice.hpp"
 #include "python/engine/interruptible.hpp"
 #include "python/engine/module.hpp"
@@ -117,12 +116,11 @@ void bind_comparison(nb::module_& m) {
         nb::arg("match").none(), nb::arg("nan"), nb::arg("optimal"), nb::arg("threads"),
         "One run a (sequence, policy), in this order.");
   m.def(
-      "mean_interval",
-      [](const std::vector<double>& observations) -> std::optional<std::pair<double, double>> {
-        const std::optional<analysis::Interval> interval = analysis::mean_interval(observations);
-        return interval ? std::optional(std::pair(interval->low, interval->high)) : std::nullopt;
+      "group_interval",
+      [](const std::vector<std::pair<std::string, double>>& observations) {
+        return cli::group_interval(observations).dump();
       },
-      nb::arg("observations"), "Ends of the 95 % t interval of the mean; None for fewer than two.");
+      nb::arg("observations"), "A figure of a summary, as JSON, of (group, value) of each sequence.");
   m.def("summary", &summary_of, nb::arg("runs"), "`summary` of a result, as JSON.");
   m.def("manifest", &manifest_of, nb::arg("paths"), nb::arg("policies"), nb::arg("match").none(),
         nb::arg("nan"), nb::arg("optimal"), "`manifest` of a result, as JSON; its command is the caller's.");

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import platform
 import shlex
@@ -193,21 +192,15 @@ def _figures(run: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _summary(spec: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean over groups, each the mean of its sequences, and the mean's 95 % t interval."""
-    by_figure: dict[str, dict[str, list[float]]] = {}
+    observations: dict[str, list[tuple[str, float]]] = {}
     members = [run for run in runs if run["policy"] == spec]
     for run in members:
         for name, value in _figures(run):
-            by_figure.setdefault(name, {}).setdefault(run["group"], []).append(value)
-    line: dict[str, Any] = {"policy": spec, "sequences": len(members)}
-    for name, groups in by_figure.items():
-        means = [math.fsum(values) / len(values) for values in groups.values()]
-        interval = _engine.mean_interval(means)
-        line[name] = {
-            "mean": math.fsum(means) / len(means),
-            "interval95": None if interval is None else list(interval),
-            "groups": len(means),
-        }
-    return line
+            observations.setdefault(name, []).append((run["group"], value))
+    figures = {
+        name: json.loads(_engine.group_interval(values)) for name, values in observations.items()
+    }
+    return {"policy": spec, "sequences": len(members), **figures}
 
 
 def _table(summary: list[dict[str, Any]]) -> str:

@@ -136,7 +136,12 @@ constexpr std::array kFigures = {
     "pending_final",
 };
 
-/// Mean and interval over groups, each the mean of its sequences.
+}  // namespace
+
+std::span<const char* const> run_figures() {
+  return kFigures;
+}
+
 Json group_interval(const std::vector<std::pair<std::string, double>>& observations) {
   std::vector<std::string> order;
   std::map<std::string, std::vector<double>> groups;
@@ -166,12 +171,6 @@ Json group_interval(const std::vector<std::pair<std::string, double>>& observati
   return {{"mean", sum / static_cast<double>(means.size())},
           {"interval95", interval ? Json::array({interval->low, interval->high}) : Json(nullptr)},
           {"groups", means.size()}};
-}
-
-}  // namespace
-
-std::span<const char* const> run_figures() {
-  return kFigures;
 }
 
 std::optional<double> figure(const Json& run, std::string_view path) {

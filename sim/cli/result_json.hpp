@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/cli/comparison.hpp"
@@ -26,6 +27,12 @@ Json run_json(const RunRecord& record);
 /// runs    run_json of each run
 /// groups  the group label of each run's sequence
 Json summary_json(const Json& runs, const std::vector<std::string>& groups);
+
+/// A figure of a summary: mean over groups, each the mean of its sequences, the mean's 95 % t interval (null
+/// for one group), and the number of groups; null without observations.
+///
+/// observations  (group, value) of each sequence
+Json group_interval(const std::vector<std::pair<std::string, double>>& observations);
 
 /// A whole result.
 Json result_json(const Json& manifest, const Json& runs, const Json& summary);

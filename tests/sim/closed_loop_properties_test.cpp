@@ -14,6 +14,7 @@ namespace {
 
 using testing::MemoryTrace;
 using testing::policy_specs;
+using testing::possible_run;
 using testing::qkv_traces;
 using testing::run;
 using testing::run_closed;
@@ -21,14 +22,6 @@ using testing::same_results;
 
 bool acts_within(const RunResult& result) {
   return std::ranges::any_of(result.log.entries, &LogEntry::within);
-}
-
-std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec) {
-  try {
-    return run(trace, spec);
-  } catch (const ConfigError&) {
-    return std::nullopt;  // some drawn protections exceed a small prompt's budget
-  }
 }
 
 TEST(ClosedLoop, GivesTheOpenLoopsResultsWhenTheModelComputesWhatTheTraceHolds) {

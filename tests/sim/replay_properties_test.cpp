@@ -21,21 +21,12 @@ namespace {
 using testing::attention_traces;
 using testing::MemoryTrace;
 using testing::policy_specs;
+using testing::possible_run;
 using testing::residents;
 using testing::run;
 using testing::run_all;
 using testing::same_numbers;
 using testing::same_results;
-
-/// A spec, or nothing to test: some drawn protections exceed a small prompt's budget.
-std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
-                                      ReplayOptions options = {}) {
-  try {
-    return run(trace, spec, options);
-  } catch (const ConfigError&) {
-    return std::nullopt;
-  }
-}
 
 Index lane_total(const RunResult& run, const MemoryTrace& trace) {
   return lane_count(trace.info, run.lanes);

@@ -104,6 +104,15 @@ MemoryTrace attention_trace(const std::vector<std::vector<std::vector<float>>>& 
   return attention_trace(with_heads, 1, prompt, image);
 }
 
+std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
+                                      const ReplayOptions& options) {
+  try {
+    return run(trace, spec, options);
+  } catch (const ConfigError&) {
+    return std::nullopt;
+  }
+}
+
 std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::string>& specs,
                                const ReplayOptions& options) {
   std::vector<std::shared_ptr<const Policy>> policies;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,10 @@ MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vecto
 
 /// Replays one policy spec over a trace.
 RunResult run(const MemoryTrace& trace, const std::string& spec, const ReplayOptions& options = {});
+
+/// The same, or nothing: some drawn protections exceed a small prompt's budget.
+std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
+                                      const ReplayOptions& options = {});
 
 /// Replays several.
 std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::string>& specs,
