@@ -7,6 +7,7 @@
     policies    policy specs and their options                 reference/README.md
     dap         HAE's prefill eviction, Eq. (1) to (3)         arXiv 2602.02197
     replay      the engine, DDES (Eq. (4) and (5)) and greedy  arXiv 2602.02197
+    baselines   the published policies, as functions over arrays
     metrics     everything that follows from (trace, log)
     bounds      what no log of the same sizes could lose less than
 """
