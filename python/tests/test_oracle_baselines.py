@@ -163,7 +163,7 @@ def test_snapkv_sums_its_window_and_keeps_it():
     assert baselines.snapkv(heads(rows), 1, 4, window=2, kernel=1) == [[0, 2, 3, 4]]
     assert baselines.snapkv(heads(rows), 1, 9, window=2, kernel=1) == [[0, 1, 2, 3, 4]]
     with pytest.raises(DoesNotFit):
-        baselines.snapkv(heads(rows), 1, 2, window=2)
+        baselines.snapkv(heads(rows), 1, 1, window=2)
     # All rows: 1 + .5 + .6 = 2.1, .9, 1.4.
     assert baselines.h2o_prefill_window(heads(rows), 1, 3, window=2) == [[0, 3, 4]]
 

@@ -8,6 +8,7 @@
     dap         HAE's prefill eviction, Eq. (1) to (3)         arXiv 2602.02197
     replay      the engine, DDES (Eq. (4) and (5)) and greedy  arXiv 2602.02197
     baselines   the published policies, as functions over arrays
+    visual_baselines  those that tell visual tokens from text
     metrics     everything that follows from (trace, log)
     bounds      what no log of the same sizes could lose less than
 """

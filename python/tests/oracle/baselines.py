@@ -60,7 +60,7 @@ def pooled(scores, kernel, pool):
 
 
 def by_lane(per_head, kv_heads, group):
-    """[query_head, key] -> [kv_head, key]: mean, max or sum over the heads of a group, ascending."""
+    """[query_head, key] -> [kv_head, key]: mean, max or sum over a group's heads, ascending."""
     size = len(per_head) // kv_heads
     return np.array(
         [
@@ -78,8 +78,8 @@ def _ascending_sum(numbers):
 
 
 def _protect_window(tokens, budget, window):
-    if window >= budget:
-        raise DoesNotFit(f"window {window} >= budget {budget}")
+    if window > budget:
+        raise DoesNotFit(f"window {window} > budget {budget}")
     return list(range(tokens - window, tokens))
 
 
@@ -236,9 +236,7 @@ class H2OOvBlock:
 def snapkv_scores(attention, window, kernel=5, pool="mean"):
     """S_h[j] = sum_{i=N-w}^{N-1} A[h,i,j], j < N - w, pooled -> [query_head, N - w]."""
     tokens = attention.shape[2]
-    return pooled(
-        column_sums(attention[:, tokens - window :])[:, : tokens - window], kernel, pool
-    )
+    return pooled(column_sums(attention[:, tokens - window :])[:, : tokens - window], kernel, pool)
 
 
 def snapkv(attention, kv_heads, budget, window=32, kernel=5, pool="mean", group="mean"):
@@ -281,8 +279,8 @@ def pyramidkv_budgets(budget, window, layers, tokens, beta=20):
     N < 2b: b for each layer; so for one layer, for which there is no step.
     """
     b = budget - window
-    if b <= 0:
-        raise DoesNotFit(f"window {window} >= budget {budget}")
+    if b < 0:
+        raise DoesNotFit(f"window {window} > budget {budget}")
     if tokens < budget:
         return None
     if tokens < 2 * b or layers == 1:
@@ -563,9 +561,7 @@ def expected_attention(unrotated, keys, values, rotation, budget, sinks=4, epsil
     if budget < sinks:
         raise DoesNotFit(f"sinks {sinks} > budget {budget}")
     scores = expected_attention_scores(unrotated, keys, values, rotation, sinks, epsilon)
-    return [
-        [*range(sinks), *(j + sinks for j in highest(lane, budget - sinks))] for lane in scores
-    ]
+    return [[*range(sinks), *(j + sinks for j in highest(lane, budget - sinks))] for lane in scores]
 
 
 # A lane that decides in every step
