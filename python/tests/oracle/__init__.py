@@ -9,6 +9,7 @@
     replay      the engine, DDES (Eq. (4) and (5)) and greedy  arXiv 2602.02197
     baselines   the published policies, as functions over arrays
     visual_baselines  those that tell visual tokens from text
+    baseline_replay   both over a whole sequence, by policy spec
     metrics     everything that follows from (trace, log)
     bounds      what no log of the same sizes could lose less than
 """

@@ -1,0 +1,172 @@
+"""The published policies over a whole sequence: specs, and the evictions that they come to.
+
+An eviction here is (step, layer, lane, token, within), lane -1 when the layer is the lane.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from . import baselines, visual_baselines
+from .arithmetic import divide_or_zero
+from .trace import Trace
+
+REQUIRED = object()
+
+
+class Spec(NamedTuple):
+    """A policy with every default filled in."""
+
+    name: str
+    options: dict
+
+
+DEFAULTS = {
+    "h2o/flexgen": {"budget": REQUIRED, "recent": None},
+    "h2o/prefill-window": {"budget": REQUIRED, "window": 8, "group": "mean"},
+    "h2o/observed-mean": {"budget": REQUIRED},
+    "h2o/history": {
+        "budget": REQUIRED, "sinks": 4, "recent": 10, "history": 1, "indicator": "no",
+    },
+    "snapkv": {"budget": REQUIRED, "window": 32, "kernel": 5, "pool": "mean", "group": "mean"},
+    "snapkv/kvpress": {"budget": REQUIRED, "window": 64, "kernel": 5},
+    "pyramidkv": {
+        "budget": REQUIRED, "window": 8, "kernel": 5, "pool": "mean", "group": "mean", "beta": 20,
+    },
+    "adakv": {
+        "budget": REQUIRED, "window": 32, "kernel": 7, "pool": "max", "group": "mean",
+        "floor": "0.2",
+    },
+    "lookm": {"budget": REQUIRED, "recent": REQUIRED, "merge": "no"},
+    "window": {"recent": REQUIRED, "sinks": 4},
+    "streaming": {"recent": REQUIRED, "sinks": 4},
+    "tova": {"budget": REQUIRED},
+    "knorm": {"budget": REQUIRED},
+    "keydiff": {"budget": REQUIRED},
+    "fastv": {"layer": 2, "keep": REQUIRED},
+    "fastv/text-mean": {"layer": 2, "keep": REQUIRED},
+}  # fmt: skip
+
+
+def parse_baseline(spec):
+    """KeyError for a name or option that is none; ValueError where a required one is missing."""
+    name, _, text = spec.partition(":")
+    given = dict(pair.split("=") for pair in text.split(",")) if text else {}
+    options = {**DEFAULTS[name], **given}
+    if unknown := given.keys() - DEFAULTS[name].keys():
+        raise KeyError(unknown)
+    if missing := [key for key, value in options.items() if value is REQUIRED]:
+        raise ValueError(f"{name}: {missing} missing")
+    numeric = {
+        key: int(value) if isinstance(value, str) and value.isdecimal() else value
+        for key, value in options.items()
+    }
+    return Spec(name, numeric)
+
+
+def replay_baseline(arrays, spec):
+    """All evictions of a sequence, sorted.
+
+    arrays  of the `.npz` schema; `k` where a policy reads keys
+    """
+    name, options = parse_baseline(spec)
+    trace = Trace.from_arrays(arrays)
+    if name in DECODING:
+        return _decoding(trace, name, options)
+    if name in VISUAL:
+        return _visual(trace, name, options)
+    log = []
+    for layer in range(trace.layers):
+        for lane, kept in enumerate(PREFILL[name](_Layer(trace, arrays, layer), **options)):
+            gone = sorted(set(range(trace.prompt)) - set(kept))
+            log += [(0, layer, lane, token, False) for token in gone]
+    return sorted(log)
+
+
+class _Layer:
+    """What a policy that decides once sees of a layer at the end of its prefill."""
+
+    def __init__(self, trace, arrays, layer):
+        prompt = trace.prompt
+        self.layer, self.layers, self.kv_heads = layer, trace.layers, trace.kv_heads
+        self.attention = divide_or_zero(
+            trace.weights[layer][:, :prompt, :prompt], trace.totals[layer][:, :prompt, None]
+        )
+        self.visual = {int(j) for j in np.flatnonzero(trace.visual[:prompt])}
+        self.keys = np.asarray(arrays["k"])[layer][:, :prompt] if "k" in arrays else None
+
+
+def share_or_count(budget, tokens):
+    """A budget as tokens or as a share of the prompt."""
+    return baselines.kept_of_share(budget, tokens) if isinstance(budget, str) else budget
+
+
+PREFILL = {
+    "h2o/prefill-window": lambda at, **o: baselines.h2o_prefill_window(
+        at.attention, at.kv_heads, **o
+    ),
+    "h2o/observed-mean": lambda at, budget: baselines.h2o_observed_mean(
+        at.attention, at.kv_heads, share_or_count(budget, at.attention.shape[2])
+    ),
+    "snapkv": lambda at, **o: baselines.snapkv(at.attention, at.kv_heads, **o),
+    "snapkv/kvpress": lambda at, **o: (
+        [list(range(at.attention.shape[2]))] * at.kv_heads
+        if at.attention.shape[2] <= o["budget"]
+        else baselines.snapkv_kvpress(at.attention, at.kv_heads, **o)
+    ),
+    "pyramidkv": lambda at, **o: baselines.pyramidkv(
+        at.attention, at.kv_heads, at.layer, at.layers, **o
+    ),
+    "adakv": lambda at, **o: baselines.adakv(at.attention, at.kv_heads, **o),
+    "lookm": lambda at, budget, recent, merge: visual_baselines.lookm(
+        at.attention, at.kv_heads, at.visual, budget, recent
+    ),
+    "knorm": lambda at, budget: baselines.knorm(at.keys, budget),
+    "keydiff": lambda at, budget: baselines.keydiff(at.keys, budget),
+}
+
+
+# Name -> lanes are KV heads, the policy of a lane.
+DECODING = {
+    "h2o/flexgen": (True, lambda budget, recent: baselines.H2OFlexgen(budget, recent)),
+    "h2o/history": (
+        True,
+        lambda indicator, **o: baselines.H2OHistory(indicator=indicator == "yes", **o),
+    ),
+    "window": (False, baselines.Streaming),
+    "streaming": (False, baselines.Streaming),
+    "tova": (False, baselines.Tova),
+}
+
+
+def _decoding(trace, name, options):
+    by_head, make = DECODING[name]
+    group = trace.query_heads // trace.kv_heads
+    lanes = {-1: slice(None)}
+    if by_head:
+        lanes = {lane: slice(lane * group, (lane + 1) * group) for lane in range(trace.kv_heads)}
+    log = []
+    for layer in range(trace.layers):
+        for lane, query_heads in lanes.items():
+            weights = trace.weights[layer][query_heads]
+            evictions = baselines.decode_lane(weights, trace.prompt, make(**options))
+            log += [(step, layer, lane, token, False) for step, token, _ in evictions]
+    return sorted(log)
+
+
+def _visual(trace, name, options):
+    """From layer K on, before its prefill: K = 0 has no layer before it."""
+    visual = [int(j) for j in np.flatnonzero(trace.visual[: trace.prompt])]
+    texts = [j for j in range(trace.prompt) if j not in visual]
+    layer = options["layer"]
+    if not 0 < layer < trace.layers or not visual:
+        return []
+    keep = share_or_count(options["keep"], len(visual))
+    gone = VISUAL[name](_Layer(trace, {}, layer - 1).attention, visual, texts, keep)
+    return [(0, later, -1, token, True) for later in range(layer, trace.layers) for token in gone]
+
+
+VISUAL = {
+    "fastv": lambda attention, visual, _, keep: visual_baselines.fastv(attention, visual, keep),
+    "fastv/text-mean": visual_baselines.fastv_text_mean,
+}

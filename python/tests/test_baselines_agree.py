@@ -1,0 +1,155 @@
+"""The published policies of the program against the oracle's, eviction for eviction.
+
+Half of the traces have only exact sums and many equal scores, so that the order of equal tokens
+decides; in the others no two scores are equal.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from oracle.baseline_replay import (  # noqa: E402
+    parse_baseline,
+    replay_baseline,
+    share_or_count,
+)
+from oracle.baselines import pyramidkv_budgets  # noqa: E402
+
+import hae  # noqa: E402
+
+SEEDS = range(6)
+SPECS = [
+    "window:sinks=2,recent=5",
+    "streaming:sinks=4,recent=7",
+    "tova:budget=9",
+    "tova:budget=1",
+    "h2o/flexgen:budget=9",
+    "h2o/flexgen:budget=12,recent=2",
+    "h2o/prefill-window:budget=12,window=4",
+    "h2o/prefill-window:budget=9,window=3,group=max",
+    "h2o/observed-mean:budget=10",
+    "h2o/observed-mean:budget=30%",
+    "h2o/history:budget=16",
+    "h2o/history:budget=9,sinks=1,recent=2,history=3",
+    "h2o/history:budget=9,sinks=0,recent=1,indicator=yes",
+    "snapkv:budget=12,window=4",
+    "snapkv:budget=9,window=2,kernel=3,pool=max,group=max",
+    "snapkv:budget=9,window=2,kernel=7,group=sum",
+    "snapkv/kvpress:budget=13,window=4",
+    "pyramidkv:budget=10,window=3",
+    "pyramidkv:budget=9,window=2,beta=5,kernel=3,pool=max",
+    "adakv:budget=10,window=2",
+    "adakv:budget=11,window=4,floor=0.5,kernel=3,pool=mean,group=max",
+    "lookm:budget=14,recent=4",
+    "lookm:budget=30,recent=3",
+    "knorm:budget=11",
+    "keydiff:budget=11",
+    "fastv:layer=1,keep=3",
+    "fastv:layer=2,keep=50%",
+    "fastv/text-mean:layer=1,keep=3",
+]
+
+
+def make_arrays(seed):
+    """A sequence of three layers; every other seed has powers of two as probabilities."""
+    rng = np.random.default_rng(seed)
+    kv_heads, group = [(1, 1), (2, 2), (2, 4), (3, 1), (1, 2), (4, 2)][seed % 6]
+    prompt, tokens, d = int(rng.integers(24, 60)), 0, 8
+    tokens = prompt + int(rng.integers(1, 20))
+    image = np.full(tokens, -1)
+    image[3:12], image[15:21] = 0, 1
+    arrays = {"prompt": np.array(prompt), "image": image, "modality": (image >= 0).astype("u1")}
+
+    def normal(heads):
+        return rng.normal(size=(3, heads, tokens, d)).astype(np.float32)
+
+    if seed % 2:
+        attention = np.zeros((3, kv_heads * group, tokens, tokens), np.float32)
+        for layer, head, i in np.ndindex(attention.shape[:3]):
+            # Ten exponents at most: sums over rows and heads, and halves of them, are exact.
+            exponents = np.minimum(np.arange(1, i + 2), min(i, 10)) if i else np.zeros(1)
+            row = 0.5**exponents
+            row[11:] = 0
+            attention[layer, head, i, : i + 1] = rng.permutation(row)
+        return arrays | {"attention": attention, "kv_heads": np.array(kv_heads)}
+    return arrays | {"q": normal(kv_heads * group), "k": normal(kv_heads), "v": normal(kv_heads)}
+
+
+def program_log(arrays, spec):
+    given = {name: arrays[name] for name in ("q", "k", "v", "attention", "image") if name in arrays}
+    if "kv_heads" in arrays:
+        given["kv_heads"] = int(arrays["kv_heads"])
+    (run,) = hae.replay(hae.sequence(prompt=int(arrays["prompt"]), **given), spec)
+    columns = run.log[["step", "layer", "lane", "token", "within"]]
+    return sorted(tuple(row) for row in columns.itertuples(index=False))
+
+
+def test_traces_of_powers_of_two_have_rows_that_sum_to_one():
+    for seed in SEEDS:
+        arrays = make_arrays(seed)
+        if "attention" in arrays:
+            assert (arrays["attention"].sum(axis=-1) == 1).all()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_program_evicts_what_the_oracle_evicts(spec):
+    name = parse_baseline(spec).name
+    if name not in hae.policies().index:
+        pytest.skip(f"this build has no policy {name}")
+    evictions = 0
+    for seed in SEEDS:
+        arrays = make_arrays(seed)
+        if "k" not in arrays and name in ("knorm", "keydiff"):
+            continue
+        expected = replay_baseline(arrays, spec)
+        assert program_log(arrays, spec) == expected, f"seed {seed}"
+        evictions += len(expected)
+    assert evictions > 100
+
+
+def size_of_lane(spec, arrays, layer):
+    """What a lane holds in the end, by the words of the policy; None where only a sum is given."""
+    name, options = parse_baseline(spec)
+    prompt, images = int(arrays["prompt"]), int((arrays["image"] >= 0).sum())
+    decoded = len(arrays["image"]) - prompt
+    if name in ("window", "streaming"):
+        return options["sinks"] + options["recent"]
+    if name in ("tova", "h2o/flexgen", "h2o/history"):
+        return options["budget"]
+    if name.startswith("fastv"):
+        gone = images - share_or_count(options["keep"], images)
+        return prompt + decoded - (gone if layer >= options["layer"] else 0)
+    if name == "pyramidkv":
+        counts = pyramidkv_budgets(options["budget"], options["window"], 3, prompt, options["beta"])
+        return options["window"] + counts[layer] + decoded
+    if name == "lookm":
+        text = int((arrays["image"][: prompt - options["recent"]] < 0).sum())
+        return max(options["budget"] - options["recent"], text) + options["recent"] + decoded
+    return None if name == "adakv" else share_or_count(options["budget"], prompt) + decoded
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_lane_of_the_oracle_ends_with_as_many_tokens_as_its_policy_says(spec):
+    name, options = parse_baseline(spec)
+    for seed in SEEDS:
+        arrays = make_arrays(seed)
+        if "k" not in arrays and name in ("knorm", "keydiff"):
+            continue
+        log = replay_baseline(arrays, spec)
+        assert len({entry[1:4] for entry in log}) == len(log), "a token goes once"
+        gone = Counter((layer, lane) for _, layer, lane, _, _ in log)
+        lanes = {lane for _, lane in gone}
+        for layer in range(3):
+            sizes = [len(arrays["image"]) - gone[layer, lane] for lane in lanes]
+            expected = size_of_lane(spec, arrays, layer)
+            if expected is None:  # Every lane is rounded alone.
+                decoded = len(arrays["image"]) - int(arrays["prompt"])
+                promised = len(lanes) * (options["budget"] + decoded)
+                assert abs(sum(sizes) - promised) <= len(lanes)
+            else:
+                assert set(sizes) == {expected}
