@@ -110,7 +110,7 @@ class Search final : public Policy {
     std::unique_ptr<LayerDecode> decode(Index layer) override {
       return std::make_unique<LayerSearch>(info, layer, search.kinds_, search.evictions_);
     }
-    [[nodiscard]] Limits limits(Index /*layer*/) const override { return {}; }
+    [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return {}; }
 
     const Search& search;
     const SequenceInfo& info;

@@ -7,7 +7,7 @@ namespace {
 class FullRun final : public Run {
  public:
   std::unique_ptr<LayerDecode> decode(Index /*layer*/) override { return std::make_unique<KeepEverything>(); }
-  [[nodiscard]] Limits limits(Index /*layer*/) const override { return {}; }
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return {}; }
 };
 
 class Full final : public Policy {

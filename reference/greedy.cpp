@@ -60,8 +60,6 @@ std::shared_ptr<const Policy> make(Options options) {
   config.pruning = parse_pruning(options);
   config.scores = parse_scores(options);
   config.sinks = options.count("sinks", 0);
-  config.budget = parse_budget(options);
-  config.budget_is_open = !options.given("budget");
   config.rule = make_greedy_rule([recent = options.count("recent", 0)](Index) { return recent; });
   return std::make_shared<ScorePolicy>(std::move(options), std::move(config), make);
 }

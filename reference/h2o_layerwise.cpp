@@ -8,8 +8,7 @@ namespace hae::reference {
 namespace {
 
 constexpr std::array kOptions = {
-    OptionInfo{"budget", "-", "a count of 1 or more",
-               "N: residents a lane holds; required, unless it is matched"},
+    kRequiredBudgetOption,
     OptionInfo{"recent", "auto", "a count of 0 or more, or auto",
                "R: the newest residents, never evicted; auto: half the budget, at least 1"},
     OptionInfo{"lane", "kv_head", "kv_head or layer", "what evicts on its own"},
@@ -19,8 +18,6 @@ constexpr std::array kOptions = {
 std::shared_ptr<const Policy> make(Options options) {
   ScorePolicy::Config config;
   config.scores.reduction = parse_head_reduction(options);
-  config.budget = parse_budget(options);
-  config.budget_is_open = !options.given("budget");
   config.budget_is_required = true;
   if (options.text("recent") == "auto") {
     config.rule = make_greedy_rule([](Index budget) { return std::max<Index>(1, budget / 2); });

@@ -39,8 +39,6 @@ std::shared_ptr<const Policy> make(Options options) {
     options.exclude({"budget", "bin", "recent", "group", "score", "scores"}, "ddes=none");
   } else {
     config.scores = parse_scores(options);
-    config.budget = parse_budget(options);
-    config.budget_is_open = !options.given("budget");
     config.rule = make_recycle_bin_rule(parse_bin(options));
   }
   return std::make_shared<ScorePolicy>(std::move(options), std::move(config), make);

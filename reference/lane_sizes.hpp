@@ -20,4 +20,9 @@ inline LaneSizes sizes_at_budget(Index budget, Index residents, Index steps) {
   return sizes;
 }
 
+/// Sizes at attention time of a lane that starts with `residents` tokens and keeps every token of decoding.
+inline LaneSizes sizes_that_grow(Index residents, Index steps) {
+  return {residents * steps + steps * (steps + 1) / 2, steps > 0 ? residents + steps : 0};
+}
+
 }  // namespace hae::reference

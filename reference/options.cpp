@@ -121,6 +121,10 @@ std::vector<std::pair<std::string, std::string>> Options::all() const {
   return all;
 }
 
+bool Options::has(std::string_view key) const {
+  return std::ranges::any_of(options_, [&](const Option& option) { return option.info->key == key; });
+}
+
 bool Options::given(std::string_view key) const {
   return find(key).given;
 }

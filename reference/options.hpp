@@ -28,6 +28,14 @@ class Amount {
   /// Parses `64`, `0.15` or `15%`; none if it is neither, or not above zero.
   static std::optional<Amount> parse(std::string_view text);
 
+  /// Whether it is a share of more than the whole.
+  [[nodiscard]] bool exceeds_whole() const { return denominator_ > 0 && numerator_ > denominator_; }
+
+  /// The number of tokens; none for a share.
+  [[nodiscard]] std::optional<Index> tokens() const {
+    return denominator_ == 0 ? std::optional(numerator_) : std::nullopt;
+  }
+
   /// The number, or the share of `whole`: rounded down, at least 1.
   [[nodiscard]] Index of(Index whole) const;
 
@@ -57,6 +65,8 @@ class Options {
   /// Every option in the order of the table; `-` where another option makes it meaningless.
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> all() const;
 
+  /// Whether the policy has such an option, and whether the user gave it.
+  [[nodiscard]] bool has(std::string_view key) const;
   [[nodiscard]] bool given(std::string_view key) const;
   [[nodiscard]] const std::string& text(std::string_view key) const { return find(key).value; }
   [[nodiscard]] std::string_view default_of(std::string_view key) const {

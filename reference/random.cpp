@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "reference/budgeted_policy.hpp"
 #include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/selection.hpp"
@@ -12,8 +13,7 @@ namespace hae::reference {
 namespace {
 
 constexpr std::array kOptions = {
-    OptionInfo{"budget", "-", "a count of 1 or more",
-               "residents a lane holds; required, unless it is matched"},
+    kRequiredBudgetOption,
     OptionInfo{"seed", "0", "a whole number of 0 or more", "which random order"},
     OptionInfo{"lane", "layer", "layer or kv_head", "what evicts on its own"},
 };
@@ -58,68 +58,65 @@ class RandomDecode final : public LayerDecode {
   std::uint64_t seed_;
 };
 
-class RandomRun final : public Run {
+class Random final : public BudgetedPolicy {
  public:
-  RandomRun(Index budget, std::uint64_t seed) : budget_(budget), seed_(seed) {}
+  Random(Options options, Rebuild rebuild)
+      : BudgetedPolicy(std::move(options), rebuild),
+        lanes_(parse_lane(given())),
+        seed_(given().seed("seed")) {}
 
-  Decision fit(Index layer, const LayerCache& cache) override {
-    return evict_down_to(cache, layer, budget_, seed_);
-  }
-  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
-    return std::make_unique<RandomDecode>(budget_, seed_);
-  }
-  [[nodiscard]] Limits limits(Index /*layer*/) const override {
-    return {0, 0, budget_, std::nullopt, budget_};
-  }
-
- private:
-  Index budget_;
-  std::uint64_t seed_;
-};
-
-class Random final : public Policy {
- public:
-  explicit Random(Options options)
-      : options_(std::move(options)), lanes_(parse_lane(options_)), seed_(options_.seed("seed")) {
-    budget_ = parse_budget(options_);
-  }
-
-  [[nodiscard]] std::string spec() const override { return options_.canonical(); }
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override {
-    return options_.all();
-  }
   [[nodiscard]] LaneKind lanes() const override { return lanes_; }
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
+  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
 
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& /*info*/) const override {
-    if (!budget_) {
-      options_.fail("budget", "is required; give a count, or match it to the first policy's with --match");
-    }
-    return std::make_unique<RandomRun>(*budget_, seed_);
+  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
+                                               Index residents) const override {
+    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
+    return sizes_at_budget(tokens, residents, info.steps());
   }
 
-  [[nodiscard]] bool budget_is_open() const override { return !options_.given("budget"); }
-
-  [[nodiscard]] std::shared_ptr<const Policy> with_budget(Index budget) const override {
-    HAE_EXPECTS(budget_is_open());
-    Options options = options_;
-    options.resolve("budget", std::to_string(budget));
-    return std::make_shared<Random>(std::move(options));
-  }
-
-  [[nodiscard]] std::optional<LaneSizes> sizes(Index budget, Index residents, Index steps) const override {
-    return sizes_at_budget(budget, residents, steps);
+  [[nodiscard]] std::uint64_t seed() const { return seed_; }
+  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
+    return budget_in(info, layer, info.prompt);
   }
 
  private:
-  Options options_;
   LaneKind lanes_;
   std::uint64_t seed_;
-  std::optional<Index> budget_;
 };
 
+class RandomRun final : public Run {
+ public:
+  RandomRun(const Random& policy, const SequenceInfo& info) : policy_(policy), info_(info) {}
+
+  Decision fit(Index layer, const LayerCache& cache) override {
+    const LayerBudget budget = policy_.fitted(info_, layer);
+    Decision decision = evict_down_to(cache, layer, budget.tokens, policy_.seed());
+    if (budget.warning) {
+      decision.warnings.push_back(*budget.warning);
+    }
+    return decision;
+  }
+  std::unique_ptr<LayerDecode> decode(Index layer) override {
+    return std::make_unique<RandomDecode>(policy_.fitted(info_, layer).tokens, policy_.seed());
+  }
+  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
+    const Index budget = policy_.fitted(info_, layer).tokens;
+    return {.budget = budget, .capacity = budget};
+  }
+
+ private:
+  const Random& policy_;
+  const SequenceInfo& info_;
+};
+
+std::unique_ptr<Run> Random::begin(const SequenceInfo& info) const {
+  require_budget();
+  return std::make_unique<RandomRun>(*this, info);
+}
+
 std::shared_ptr<const Policy> make(Options options) {
-  return std::make_shared<Random>(std::move(options));
+  return std::make_shared<Random>(std::move(options), make);
 }
 
 }  // namespace

@@ -16,8 +16,15 @@ class ScoreRun final : public Run {
     }
   }
 
+  void begin_layer(Index layer, const LayerVectors& /*vectors*/) override {
+    scores_.emplace_back(info_, config_.scores);
+    pruning_.reset();
+    if (config_.pruning && DualAttentionPruning::decides(*config_.pruning, layer)) {
+      pruning_.emplace(info_, *config_.pruning, config_.sinks);
+    }
+  }
+
   void observe(const Rows& rows) override {
-    enter(rows.layer());
     if (pruning_) {
       pruning_->observe(rows);
     }
@@ -27,7 +34,6 @@ class ScoreRun final : public Run {
   }
 
   Decision prune(Index layer, const LayerCache& /*cache*/) override {
-    enter(layer);
     return pruning_ ? pruning_->decide(layer) : Decision{};
   }
 
@@ -36,23 +42,21 @@ class ScoreRun final : public Run {
     if (!config_.rule) {
       return decision;
     }
-    const Index budget = config_.budget.value_or(cache.residents(0));
-    limits_[at(layer)] = config_.rule->limits(config_.sinks, budget);
+    const LayerBudget budget = policy_.fitted(info_, layer, cache.residents(0));
+    limits_[at(layer)] = config_.rule->limits(config_.sinks, budget.tokens);
     const Limits& limits = limits_[at(layer)];
-    if (limits.sinks + limits.recent > budget) {
+    if (limits.sinks + limits.recent > budget.tokens) {
       throw ConfigError(
           "policy '" + policy_.spec() + "': sequence '" + info_.name + "', layer " + std::to_string(layer) +
           ": sinks + recent = " + std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
-          std::to_string(budget) + " tokens; raise the budget or protect fewer");
+          std::to_string(budget.tokens) + " tokens; raise the budget or protect fewer");
     }
-    const Index window = info_.masks[at(layer)].window;
-    if (window > 0 && budget > window) {
-      decision.warnings.push_back("layer " + std::to_string(layer) + ": the budget of " +
-                                  std::to_string(budget) + " tokens exceeds the layer's window of " +
-                                  std::to_string(window) + "; what is older receives no attention");
+    if (budget.warning) {
+      decision.warnings.push_back(*budget.warning);
     }
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      scores_.back().evict_lowest(cache, layer, lane, limits, cache.residents(lane) - budget, decision);
+      scores_.back().evict_lowest(cache, layer, lane, limits, cache.residents(lane) - budget.tokens,
+                                  decision);
     }
     return decision;
   }
@@ -64,26 +68,12 @@ class ScoreRun final : public Run {
     return config_.rule->begin(std::move(scores_[at(layer)]), limits_[at(layer)]);
   }
 
-  [[nodiscard]] Limits limits(Index layer) const override { return limits_[at(layer)]; }
+  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override { return limits_[at(layer)]; }
 
  private:
-  /// The first call for a layer starts its scores, and its pruning where the layer decides.
-  void enter(Index layer) {
-    if (layer == layer_) {
-      return;
-    }
-    layer_ = layer;
-    scores_.emplace_back(info_, config_.scores);
-    pruning_.reset();
-    if (config_.pruning && DualAttentionPruning::decides(*config_.pruning, layer)) {
-      pruning_.emplace(info_, *config_.pruning, config_.sinks);
-    }
-  }
-
   const ScorePolicy& policy_;
   const ScorePolicy::Config& config_;
   const SequenceInfo& info_;
-  Index layer_ = -1;
   std::optional<DualAttentionPruning> pruning_;  ///< of the layer in its prefill
   std::vector<CumulativeScores> scores_;         ///< [layers begun]
   std::vector<Limits> limits_;                   ///< [layers]
@@ -92,7 +82,7 @@ class ScoreRun final : public Run {
 }  // namespace
 
 ScorePolicy::ScorePolicy(Options options, Config config, Rebuild rebuild)
-    : options_(std::move(options)), config_(std::move(config)), rebuild_(rebuild) {}
+    : BudgetedPolicy(std::move(options), rebuild), config_(std::move(config)) {}
 
 Needs ScorePolicy::needs(const SequenceInfo& /*info*/, Index layer) const {
   if (config_.rule) {
@@ -103,27 +93,21 @@ Needs ScorePolicy::needs(const SequenceInfo& /*info*/, Index layer) const {
 }
 
 std::unique_ptr<Run> ScorePolicy::begin(const SequenceInfo& info) const {
-  if (config_.budget_is_required && !config_.budget) {
-    options_.fail("budget", "is required; give a count, or match it to the first policy's with --match");
+  if (config_.budget_is_required) {
+    require_budget();
   }
   return std::make_unique<ScoreRun>(*this, info);
 }
 
-std::shared_ptr<const Policy> ScorePolicy::with_budget(Index budget) const {
-  HAE_EXPECTS(budget_is_open());
-  Options options = options_;
-  options.resolve("budget", std::to_string(budget));
-  return rebuild_(std::move(options));
-}
-
-std::optional<LaneSizes> ScorePolicy::sizes(Index budget, Index residents, Index steps) const {
-  const std::shared_ptr<const Policy> policy = with_budget(budget);
-  const Config& config = static_cast<const ScorePolicy&>(*policy).config_;
-  const Limits limits = config.rule->limits(config.sinks, budget);
-  if (limits.sinks + limits.recent > budget) {
+std::optional<LaneSizes> ScorePolicy::sizes(const SequenceInfo& info, Index layer, Index budget,
+                                            Index residents) const {
+  const Index tokens =
+      layer_budget(info, layer, Amount::of_tokens(budget), residents, config_.sinks + 1).tokens;
+  const Limits limits = config_.rule->limits(config_.sinks, tokens);
+  if (limits.sinks + limits.recent > tokens) {
     return std::nullopt;
   }
-  return config.rule->sizes(limits, std::min(residents, budget), steps);
+  return config_.rule->sizes(limits, std::min(residents, tokens), info.steps());
 }
 
 }  // namespace hae::reference

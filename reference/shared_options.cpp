@@ -49,11 +49,15 @@ LaneKind parse_lane(const Options& options) {
   return options.choose<LaneKind>("lane", {{"layer", LaneKind::layer}, {"kv_head", LaneKind::kv_head}});
 }
 
+HeadReduction parse_group(const Options& options) {
+  return options.choose<HeadReduction>(
+      "group", {{"mean", HeadReduction::mean}, {"max", HeadReduction::max}, {"sum", HeadReduction::sum}});
+}
+
 Reduction parse_head_reduction(const Options& options) {
   Reduction reduction;
   reduction.lanes = parse_lane(options);
-  reduction.heads = options.choose<HeadReduction>(
-      "group", {{"mean", HeadReduction::mean}, {"max", HeadReduction::max}, {"sum", HeadReduction::sum}});
+  reduction.heads = parse_group(options);
   if (reduction.heads != HeadReduction::mean && reduction.lanes == LaneKind::layer) {
     options.fail("group", "other than mean needs lane=kv_head; set it, or leave group out");
   }
@@ -70,16 +74,22 @@ ScoreOptions parse_scores(const Options& options) {
   return scores;
 }
 
-std::optional<Index> parse_budget(const Options& options) {
-  if (!options.given("budget")) {
-    const std::string& text = options.text("budget");
-    return text == "prompt" || text == "-" ? std::nullopt : std::optional(options.count("budget", 1));
-  }
-  const bool may_be_prompt = options.default_of("budget") == "prompt";
-  if (may_be_prompt && options.text("budget") == "prompt") {
+std::optional<Amount> parse_budget(const Options& options) {
+  if (!options.has("budget")) {
     return std::nullopt;
   }
-  return options.count("budget", 1);
+  const std::string& text = options.text("budget");
+  const bool may_be_prompt = options.default_of("budget") == "prompt";
+  const bool is_none = options.given("budget") ? may_be_prompt && text == "prompt"
+                                               : text == options.default_of("budget") || text == "-";
+  if (is_none) {
+    return std::nullopt;
+  }
+  const Amount budget = options.amount("budget");
+  if (budget.exceeds_whole()) {
+    options.fail("budget");
+  }
+  return budget;
 }
 
 }  // namespace hae::reference

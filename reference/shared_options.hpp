@@ -42,8 +42,14 @@ constexpr auto pruning_options(std::string_view default_rule) {
                      kPruningOnlyOptions);
 }
 
-inline constexpr OptionInfo kBudgetOption = {"budget", "prompt", "a count of 1 or more, or prompt",
-                                             "l: residents a lane holds; prompt: its size after pruning"};
+inline constexpr OptionInfo kBudgetOption = {
+    "budget", "prompt", "a count of 1 or more, a share (0.15 or 15%) of the lane's prompt tokens, or prompt",
+    "l: residents a lane holds; prompt: its size after pruning"};
+
+/// A budget that has no default.
+inline constexpr OptionInfo kRequiredBudgetOption = {
+    "budget", "-", "a count of 1 or more, or a share (0.15 or 15%) of the lane's prompt tokens",
+    "residents a lane holds; required, unless it is matched"};
 
 inline constexpr OptionInfo kSinksOption = {"sinks", "0", "a count of 0 or more",
                                             "positions 0 .. sinks-1 are never evicted"};
@@ -62,11 +68,13 @@ inline constexpr std::array kScoreOptions = {
 std::optional<PruningOptions> parse_pruning(Options& options);
 ScoreOptions parse_scores(const Options& options);
 LaneKind parse_lane(const Options& options);
+HeadReduction parse_group(const Options& options);
 
 /// `lane` and `group`.
 Reduction parse_head_reduction(const Options& options);
 
-/// `budget`: a count; none where it says `prompt`, or says nothing and has no default.
-std::optional<Index> parse_budget(const Options& options);
+/// `budget`: a count, or a share of what a lane holds when its prefill's pruning is over; none where it says
+/// `prompt`, says nothing and has no default, or is not in the table.
+std::optional<Amount> parse_budget(const Options& options);
 
 }  // namespace hae::reference

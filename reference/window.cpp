@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "reference/budgeted_policy.hpp"
 #include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/selection.hpp"
@@ -13,7 +14,8 @@ constexpr std::array kOptions = {
     OptionInfo{"sinks", "4", "a count of 0 or more", "positions 0 .. sinks-1 are never evicted"},
     OptionInfo{"recent", "-", "a count of 0 or more",
                "newest residents that stay; this or a budget, unless it is matched"},
-    OptionInfo{"budget", "-", "a count of 1 or more, at least sinks",
+    OptionInfo{"budget", "-",
+               "a count of 1 or more and at least sinks, or a share (0.15 or 15%) of the prompt",
                "residents a lane holds: recent = budget - sinks"},
 };
 
@@ -38,76 +40,87 @@ class WindowDecode final : public LayerDecode {
   Limits limits_;
 };
 
-class WindowRun final : public Run {
+class Window final : public BudgetedPolicy {
  public:
-  explicit WindowRun(const Limits& limits) : limits_(limits) {}
-
-  Decision fit(Index layer, const LayerCache& cache) override { return leave_window(cache, layer, limits_); }
-  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
-    return std::make_unique<WindowDecode>(limits_);
-  }
-  [[nodiscard]] Limits limits(Index /*layer*/) const override { return limits_; }
-
- private:
-  Limits limits_;
-};
-
-class Window final : public Policy {
- public:
-  explicit Window(Options options) : options_(std::move(options)), sinks_(options_.count("sinks", 0)) {
-    if (options_.given("recent") && sinks_ == 0 && options_.count("recent", 0) == 0) {
-      options_.fail("recent", "and sinks are both 0, so that nothing would stay; keep at least one token");
+  Window(Options options, Rebuild rebuild)
+      : BudgetedPolicy(std::move(options), rebuild), sinks_(given().count("sinks", 0)) {
+    if (budget() && budget()->tokens() && *budget()->tokens() < sinks_) {
+      given().fail("budget");
     }
-    if (options_.given("recent") && options_.given("budget")) {
-      options_.fail("budget", "and recent were both given; give one of them");
-    }
-    if (options_.given("recent")) {
-      recent_ = options_.count("recent", 0);
-    } else if (const std::optional<Index> budget = parse_budget(options_)) {
-      recent_ = *budget - sinks_;
-      if (*recent_ < 0) {
-        options_.fail("budget");
+    if (given().given("recent")) {
+      recent_ = given().count("recent", 0);
+      if (sinks_ + *recent_ == 0) {
+        given().fail("recent", "and sinks are both 0, so that nothing would stay; keep at least one token");
+      }
+      if (given().given("budget")) {
+        given().fail("budget", "and recent were both given; give one of them");
       }
     }
   }
 
-  [[nodiscard]] std::string spec() const override { return options_.canonical(); }
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override {
-    return options_.all();
-  }
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
+  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] bool budget_is_open() const override { return !recent_ && BudgetedPolicy::budget_is_open(); }
 
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& /*info*/) const override {
-    if (!recent_) {
-      options_.fail("recent", "or budget is required; give one, or match the budget with --match");
+  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
+                                               Index residents) const override {
+    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents, sinks_ + 1).tokens;
+    return tokens < sinks_ ? std::nullopt : std::optional(sizes_at_budget(tokens, residents, info.steps()));
+  }
+
+  /// Sinks and newest tokens that stay in a layer.
+  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
+    LayerBudget total =
+        recent_ ? layer_budget(info, layer, Amount::of_tokens(sinks_ + *recent_), info.prompt, sinks_ + 1)
+                : budget_in(info, layer, info.prompt, sinks_ + 1);
+    if (total.tokens < sinks_) {
+      throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
+                        std::to_string(layer) + ": sinks = " + std::to_string(sinks_) +
+                        " exceeds the budget of " + std::to_string(total.tokens) +
+                        " tokens; raise the budget or protect fewer");
     }
-    return std::make_unique<WindowRun>(
-        Limits{sinks_, *recent_, sinks_ + *recent_, std::nullopt, sinks_ + *recent_});
+    return total;
   }
-
-  [[nodiscard]] bool budget_is_open() const override {
-    return !options_.given("recent") && !options_.given("budget");
-  }
-
-  [[nodiscard]] std::shared_ptr<const Policy> with_budget(Index budget) const override {
-    HAE_EXPECTS(budget_is_open());
-    Options options = options_;
-    options.resolve("budget", std::to_string(budget));
-    return std::make_shared<Window>(std::move(options));
-  }
-
-  [[nodiscard]] std::optional<LaneSizes> sizes(Index budget, Index residents, Index steps) const override {
-    return budget < sinks_ ? std::nullopt : std::optional(sizes_at_budget(budget, residents, steps));
-  }
+  [[nodiscard]] Index sinks() const { return sinks_; }
 
  private:
-  Options options_;
   Index sinks_;
   std::optional<Index> recent_;
 };
 
+class WindowRun final : public Run {
+ public:
+  WindowRun(const Window& policy, const SequenceInfo& info) : policy_(policy), info_(info) {}
+
+  Decision fit(Index layer, const LayerCache& cache) override {
+    Decision decision = leave_window(cache, layer, limits(layer, 0));
+    if (const LayerBudget budget = policy_.fitted(info_, layer); budget.warning) {
+      decision.warnings.push_back(*budget.warning);
+    }
+    return decision;
+  }
+  std::unique_ptr<LayerDecode> decode(Index layer) override {
+    return std::make_unique<WindowDecode>(limits(layer, 0));
+  }
+  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
+    const Index total = policy_.fitted(info_, layer).tokens;
+    return {.sinks = policy_.sinks(), .recent = total - policy_.sinks(), .budget = total, .capacity = total};
+  }
+
+ private:
+  const Window& policy_;
+  const SequenceInfo& info_;
+};
+
+std::unique_ptr<Run> Window::begin(const SequenceInfo& info) const {
+  if (!recent_ && !budget()) {
+    given().fail("recent", "or budget is required; give one, or match the budget with --match");
+  }
+  return std::make_unique<WindowRun>(*this, info);
+}
+
 std::shared_ptr<const Policy> make(Options options) {
-  return std::make_shared<Window>(std::move(options));
+  return std::make_shared<Window>(std::move(options), make);
 }
 
 }  // namespace

@@ -122,6 +122,12 @@ void ActiveRun::begin_layer(Index layer) {
   result.prefill_tokens += cache.residents(0) * cache.lanes();
 }
 
+void ActiveRun::show_vectors(Index layer, LayerPayload& payload) {
+  const Needs needs = policy->needs(info, layer);
+  state->begin_layer(layer, {needs.keys ? payload.keys() : View<const float, 3>{},
+                             needs.values ? payload.values() : View<const float, 3>{}});
+}
+
 void ActiveRun::end_layer_prefill(Index layer) {
   Arbiter arbiter(*this, prefill);
   arbiter.deferred(layer);
@@ -132,15 +138,24 @@ void ActiveRun::end_layer_prefill(Index layer) {
 void ActiveRun::end_prefill() {
   Arbiter arbiter(*this, prefill);
   arbiter.prefill(state->balance(caches), Moment::balance, info.layers - 1);
+  std::vector<Limits> promised;
   for (Index layer = 0; layer < info.layers; ++layer) {
-    result.limits.push_back(state->limits(layer));
+    for (Index lane = 0; lane < caches[at(layer)].lanes(); ++lane) {
+      promised.push_back(state->limits(layer, lane));
+    }
   }
+  result.limits = std::move(promised);
   for (Index layer = 0; layer < info.layers; ++layer) {
     arbiter.check_capacity(0, layer);
   }
   for (Index layer = 0; layer < info.layers; ++layer) {
     decoding.push_back(state->decode(layer));
   }
+}
+
+Limits ActiveRun::limits(Index layer, Index lane) const {
+  return result.limits.empty() ? state->limits(layer, lane)
+                               : result.limits[at(layer * lane_count(info, policy->lanes()) + lane)];
 }
 
 void ActiveRun::join(Index layer, Index step) {

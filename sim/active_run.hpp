@@ -25,13 +25,17 @@ struct Ledger {
 /// decides. Whoever drives it, a recorded sequence (sim/replay.hpp) or a running model (sim/closed_loop.hpp),
 /// forms the rows and lets the policy observe them; for each layer in order
 ///
-///   begin_layer, observe the prompt's rows, end_layer_prefill; then end_prefill; and for each step and layer
-///   join, observe the step's row, decide
+///   begin_layer, show_vectors, observe the prompt's rows, end_layer_prefill; then end_prefill; and for each
+///   step and layer: join, observe the step's row, decide
 struct ActiveRun {
   ActiveRun(std::shared_ptr<const Policy> run_policy, const SequenceInfo& sequence_info);
 
   /// Makes the layer's cache: every prompt token but those that left within its prefill.
   void begin_layer(Index layer);
+
+  /// Shows the layer's vectors to a policy, as far as it asked for them. They stay valid until
+  /// end_layer_prefill.
+  void show_vectors(Index layer, LayerPayload& payload);
 
   /// After the layer's last prompt row: what waited for the end of its prefill, prune, fit.
   void end_layer_prefill(Index layer);
@@ -66,6 +70,9 @@ struct ActiveRun {
   Ledger prefill;
   std::vector<Ledger> decode;  ///< [layers]
   RunResult result;            ///< result.limits is set when the prefill is over
+
+  /// The lane's limits: what the policy says until the prefill is over, and what it said then.
+  [[nodiscard]] Limits limits(Index layer, Index lane) const;
 };
 
 /// The lane of a cache as the log names it.

@@ -15,7 +15,11 @@ void Arbiter::prefill(const Decision& decision, Moment moment, Index layer) {
       continue;
     }
     expect(evict.token >= 0 && evict.token < info_.prompt, 0, evict, "is not a prompt token");
-    check_sinks(0, evict);
+    for (Index lane = 0; lane < lane_count(info_, run_.policy->lanes()); ++lane) {
+      if (evict.lane == Evict::kEveryLane || evict.lane == lane) {
+        check_sinks(0, evict, lane);
+      }
+    }
     if (decision.effect == Effect::after) {
       run_.after[at(evict.layer)].push_back(evict);
     } else {
@@ -47,10 +51,11 @@ void Arbiter::decode(const Decision& decision, Index step, Index layer) {
 
 void Arbiter::check_capacity(Index step, Index layer) const {
   const LayerCache& cache = run_.caches[at(layer)];
-  const Limits promised = limits(layer);
   for (Index lane = 0; lane < cache.lanes(); ++lane) {
+    const Limits promised = run_.limits(layer, lane);
+    const Index grown = promised.grows ? step : 0;
     const auto pending = static_cast<Index>(cache.pending(lane).size());
-    const bool holds = (!promised.capacity || cache.residents(lane) <= *promised.capacity) &&
+    const bool holds = (!promised.capacity || cache.residents(lane) <= *promised.capacity + grown) &&
                        (!promised.bin || pending <= *promised.bin);
     if (!holds) {
       throw ContractViolation(run_.policy->spec() + ": after step " + std::to_string(step) + " layer " +
@@ -59,10 +64,6 @@ void Arbiter::check_capacity(Index step, Index layer) const {
                               " of them pending: more than the policy stated");
     }
   }
-}
-
-Limits Arbiter::limits(Index layer) const {
-  return run_.result.limits.empty() ? run_.state->limits(layer) : run_.result.limits[at(layer)];
 }
 
 bool Arbiter::is_resident(Index lane, Index layer, Index token) const {
@@ -87,14 +88,14 @@ void Arbiter::check_lane(Index step, const Evict& evict) const {
          "names a lane that does not exist");
 }
 
-void Arbiter::check_sinks(Index step, const Evict& evict) const {
-  expect(evict.token >= limits(evict.layer).sinks, step, evict, "is a protected sink");
+void Arbiter::check_sinks(Index step, const Evict& evict, Index lane) const {
+  expect(evict.token >= run_.limits(evict.layer, lane).sinks, step, evict, "is a protected sink");
 }
 
 void Arbiter::check_recent(Index step, const Evict& evict, Index lane) {
   const auto [begin, is_first] = recent_begin_.try_emplace({evict.layer, lane}, 0);
   if (is_first) {
-    begin->second = run_.caches[at(evict.layer)].recent_begin(lane, limits(evict.layer).recent);
+    begin->second = run_.caches[at(evict.layer)].recent_begin(lane, run_.limits(evict.layer, lane).recent);
   }
   expect(evict.token < begin->second, step, evict, "is protected as recent");
 }
@@ -105,7 +106,7 @@ void Arbiter::mark(const Mark& mark, Index step, Index layer) {
   LayerCache& cache = run_.caches[at(layer)];
   expect(is_resident(mark.lane, layer, mark.token), step, as_evict, "is marked but not resident");
   expect(!cache.is_pending(mark.lane, mark.token), step, as_evict, "is marked twice");
-  check_sinks(step, as_evict);
+  check_sinks(step, as_evict, mark.lane);
   check_recent(step, as_evict, mark.lane);
   cache.mark(mark.lane, mark.token, step);
 }
@@ -124,7 +125,7 @@ void Arbiter::apply(Index step, const Evict& evict, bool spares_recent) {
 void Arbiter::apply_to_lane(Index step, const Evict& evict, Index lane, bool spares_recent) {
   LayerCache& cache = run_.caches[at(evict.layer)];
   expect(is_resident(lane, evict.layer, evict.token), step, evict, "is evicted but not resident");
-  check_sinks(step, evict);
+  check_sinks(step, evict, lane);
   if (spares_recent) {
     check_recent(step, evict, lane);
   }

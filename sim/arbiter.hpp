@@ -30,12 +30,11 @@ class Arbiter {
   void check_capacity(Index step, Index layer) const;
 
  private:
-  [[nodiscard]] Limits limits(Index layer) const;
   [[nodiscard]] bool is_resident(Index lane, Index layer, Index token) const;
   void note(const Decision& decision);
   void expect(bool holds, Index step, const Evict& evict, const char* complaint) const;
   void check_lane(Index step, const Evict& evict) const;
-  void check_sinks(Index step, const Evict& evict) const;
+  void check_sinks(Index step, const Evict& evict, Index lane) const;
   void check_recent(Index step, const Evict& evict, Index lane);
   void mark(const Mark& mark, Index step, Index layer);
   void apply(Index step, const Evict& evict, bool spares_recent);

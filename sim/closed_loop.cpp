@@ -156,6 +156,7 @@ void ClosedLoop::prefill(Index layer, const LayerRows& rows) {
   }
   layers_.back()->weights().leave_out(run_.within[at(layer)]);
   take(rows, layer, positions);
+  run_.show_vectors(layer, *layers_.back());
   observe_prompt(layer, positions);
   run_.end_layer_prefill(layer);
   if (layer + 1 == info_.layers) {

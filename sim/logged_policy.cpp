@@ -144,7 +144,7 @@ class LoggedState final : public Run {
     return std::make_unique<LoggedDecode>(std::move(decode_[at(layer)]));
   }
 
-  [[nodiscard]] Limits limits(Index /*layer*/) const override { return {}; }
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return {}; }
 
  private:
   StepEvents& events(Index layer, Index step) { return decode_[at(layer)][at(step - 1)]; }

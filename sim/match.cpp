@@ -1,7 +1,6 @@
 #include "sim/match.hpp"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 
 namespace hae {
@@ -40,18 +39,13 @@ std::optional<Fraction> candidate_tokens(const SequenceInfo& info, const Policy&
                                          const std::vector<Index>& after_prune, MatchTarget target) {
   Index total = 0;
   Index peak = 0;
-  std::map<Index, LaneSizes> known;  // Most layers hold equally many tokens after pruning.
-  for (const Index residents : after_prune) {
-    auto sizes = known.find(residents);
-    if (sizes == known.end()) {
-      const std::optional<LaneSizes> fresh = policy.sizes(budget, residents, info.steps());
-      if (!fresh) {
-        return std::nullopt;
-      }
-      sizes = known.emplace(residents, *fresh).first;
+  for (Index layer = 0; layer < info.layers; ++layer) {
+    const std::optional<LaneSizes> sizes = policy.sizes(info, layer, budget, after_prune[at(layer)]);
+    if (!sizes) {
+      return std::nullopt;
     }
-    total += sizes->second.total * lane_count(info, policy.lanes());
-    peak = std::max(peak, sizes->second.peak);
+    total += sizes->total * lane_count(info, policy.lanes());
+    peak = std::max(peak, sizes->peak);
   }
   if (target == MatchTarget::peak) {
     return Fraction{peak, 1};

@@ -57,7 +57,7 @@ std::optional<Summary> summarise(std::span<const double> values);
 struct RunResult {
   EvictionLog log;
   LaneKind lanes = LaneKind::layer;
-  std::vector<Limits> limits;  ///< [layers]
+  std::vector<Limits> limits;  ///< [layers, lanes]
   Series decode;               ///< rows: decode steps
   Series prefill;              ///< rows: prompt positions; only layers where something acts within
 

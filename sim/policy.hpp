@@ -17,9 +17,19 @@ enum class PromptRows { none, text, all };
 /// What a policy needs from a trace in one layer; a trace that lacks it is refused before anything runs.
 struct Needs {
   PromptRows prompt_rows = PromptRows::none;
+  Index newest_prompt_rows = 0;  ///< besides those, the last rows of the prompt
+  bool keys = false;             ///< after rotary embedding
+  bool values = false;
 };
 
-/// What a policy promises about a layer, shown in results. The engine holds it to sinks, recent, bin (most
+/// What a layer computed of every token, by position; empty where the policy did not ask for it. Of tokens
+/// that are not resident a policy must make no use.
+struct LayerVectors {
+  View<const float, 3> keys;    ///< [kv_heads, T, head_dim] after rotary embedding
+  View<const float, 3> values;  ///< [kv_heads, T, head_dim]
+};
+
+/// What a policy promises about a lane, shown in results. The engine holds it to sinks, recent, bin (most
 /// pending tokens) and capacity after the prefill and after every step; the budget is what capacity follows
 /// from.
 struct Limits {
@@ -27,7 +37,10 @@ struct Limits {
   Index recent = 0;               ///< the newest residents, never evicted by score
   std::optional<Index> budget;    ///< l
   std::optional<Index> bin;       ///< D
-  std::optional<Index> capacity;  ///< most residents of a lane after a step
+  std::optional<Index> capacity;  ///< most residents after the prefill, and after a step
+  bool grows = false;             ///< the capacity grows by one a step: nothing is evicted while decoding
+
+  bool operator==(const Limits&) const = default;
 };
 
 /// Evict `token` from one lane, or from every lane of the layer.
@@ -68,11 +81,14 @@ class LayerDecode {
   virtual Decision step(const Rows& row, const LayerCache& cache) = 0;
 };
 
-/// State of one run over one sequence. The engine calls, for each layer in order: observe (blocks of rows,
-/// ascending), prune, fit; then balance once; then decode of every layer.
+/// State of one run over one sequence. The engine calls, for each layer in order: begin_layer, observe
+/// (blocks of rows, ascending), prune, fit; then balance once; then decode of every layer.
 class Run {
  public:
   virtual ~Run() = default;
+
+  /// Before a layer's first row. The vectors stay valid until the layer's fit is over.
+  virtual void begin_layer(Index /*layer*/, const LayerVectors& /*vectors*/) {}
 
   /// Prompt rows of residents of a layer. The size of a block must not change any result.
   virtual void observe(const Rows& /*rows*/) {}
@@ -89,8 +105,9 @@ class Run {
   /// The layer's decode state; it takes what the prefill left for it.
   virtual std::unique_ptr<LayerDecode> decode(Index layer) = 0;
 
-  /// The layer's limits; sinks hold from the beginning, the rest from fit on.
-  [[nodiscard]] virtual Limits limits(Index layer) const = 0;
+  /// A lane's limits; sinks hold from the beginning, recent from fit on, the rest from the end of the
+  /// prefill.
+  [[nodiscard]] virtual Limits limits(Index layer, Index lane) const = 0;
 };
 
 /// Sizes of one lane over the decode steps, at attention time (the step's own token included).
@@ -125,10 +142,11 @@ class Policy {
   /// The same policy with a budget; only where budget_is_open().
   [[nodiscard]] virtual std::shared_ptr<const Policy> with_budget(Index /*budget*/) const { return nullptr; }
 
-  /// Sizes under a budget of a lane that holds `residents` tokens when its prefill's pruning is over; none if
-  /// the budget is impossible. Only where budget_is_open().
-  [[nodiscard]] virtual std::optional<LaneSizes> sizes(Index /*budget*/, Index /*residents*/,
-                                                       Index /*steps*/) const {
+  /// Sizes under a budget of the layer's lanes, each of which holds `residents` tokens when its prefill's
+  /// pruning is over (of lanes that differ: of one with their mean budget); none if the budget is impossible.
+  /// Only where budget_is_open().
+  [[nodiscard]] virtual std::optional<LaneSizes> sizes(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                       Index /*budget*/, Index /*residents*/) const {
     return std::nullopt;
   }
 };

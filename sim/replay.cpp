@@ -63,21 +63,41 @@ class SequenceReplay {
 
   void check_needs(const Policy& policy) const {
     for (Index layer = 0; layer < info_.layers; ++layer) {
-      const PromptRows needed = policy.needs(info_, layer).prompt_rows;
-      if (needed == PromptRows::none) {
-        continue;
+      const Needs needs = policy.needs(info_, layer);
+      const auto lacks = [&](const std::string& what, const std::string& all) {
+        throw NeedsError(where_ + " lacks " + what + ", which policy '" + policy.spec() +
+                         "' needs in layer " + std::to_string(layer) + " (it needs " + all +
+                         "); record them, or choose a policy that does without");
+      };
+      if (needs.keys && info_.payload != Payload::qkv) {
+        lacks("keys", "the keys of all tokens");
       }
-      HAE_EXPECTS(options_.prompt_rows);
-      auto stored = info_.prompt_rows.begin();
-      for (Index row = 0; row < info_.prompt; ++row) {
-        const bool has = stored != info_.prompt_rows.end() && *stored == row;
-        stored += has ? 1 : 0;
-        if (!has && (needed == PromptRows::all || !info_.is_visual(row))) {
-          throw NeedsError(where_ + " lacks prompt row " + std::to_string(row) + ", which policy '" +
-                           policy.spec() + "' needs in layer " + std::to_string(layer) + " (it needs " +
-                           (needed == PromptRows::all ? "all prompt rows" : "all rows of prompt text") +
-                           "); record the rows, or choose a policy that does without");
-        }
+      if (needs.values && !info_.has_values) {
+        lacks("values", "the values of all tokens");
+      }
+      check_prompt_rows(needs, lacks);
+    }
+  }
+
+  template <typename Lacks>
+  void check_prompt_rows(const Needs& needs, const Lacks& lacks) const {
+    if (needs.prompt_rows == PromptRows::none && needs.newest_prompt_rows == 0) {
+      return;
+    }
+    HAE_EXPECTS(options_.prompt_rows);
+    auto stored = info_.prompt_rows.begin();
+    for (Index row = 0; row < info_.prompt; ++row) {
+      const bool has = stored != info_.prompt_rows.end() && *stored == row;
+      stored += has ? 1 : 0;
+      const std::string what = "prompt row " + std::to_string(row);
+      if (!has && needs.prompt_rows == PromptRows::all) {
+        lacks(what, "all prompt rows");
+      }
+      if (!has && needs.prompt_rows == PromptRows::text && !info_.is_visual(row)) {
+        lacks(what, "all rows of prompt text");
+      }
+      if (!has && row >= info_.prompt - needs.newest_prompt_rows) {
+        lacks(what, "the last " + std::to_string(needs.newest_prompt_rows) + " prompt rows");
       }
     }
   }
@@ -95,16 +115,19 @@ class SequenceReplay {
     for (ActiveRun& run : runs_) {
       run.begin_layer(layer);
     }
+    const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
+    for (ActiveRun& run : runs_) {
+      run.show_vectors(layer, *payload);
+    }
     if (options_.prompt_rows) {
-      observe_prompt(layer);
+      observe_prompt(layer, *payload);
     }
     for (ActiveRun& run : runs_) {
       run.end_layer_prefill(layer);
     }
   }
 
-  void observe_prompt(Index layer) {
-    const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
+  void observe_prompt(Index layer, LayerPayload& payload) {
     std::map<std::vector<Index>, Group> groups;  // by the tokens that are missing within this prefill
     for (ActiveRun& run : runs_) {
       const std::vector<Index>& within = run.within[at(layer)];
@@ -116,8 +139,8 @@ class SequenceReplay {
       }
     }
     // Also where nothing will be measured: what is an error does not depend on the policies.
-    RowMeter meter(info_, finite_values(*payload, layer));
-    LayerWeights weights(info_, layer, info_.prompt, *payload, options_.nan, where_);
+    RowMeter meter(info_, finite_values(payload, layer));
+    LayerWeights weights(info_, layer, info_.prompt, payload, options_.nan, where_);
     const auto stored_rows = static_cast<Index>(info_.prompt_rows.size());
     WeightBlock block;
     for (Index begin = 0; begin < stored_rows; begin += block_rows()) {

@@ -28,26 +28,30 @@ float Rows::resident_sum(Index head, Index row) const {
   return resident_sums_[static_cast<std::size_t>(head * rows() + row)];
 }
 
+/// Adds a head's normalised row to `total`, or takes the larger of both.
+void Rows::add_head(Attention attention, HeadReduction heads, Index query_head, Index row,
+                    double* total) const {
+  const bool full = attention == Attention::full;
+  const Index of_block = static_cast<Index>(block_row(row));
+  const float divisor = full ? block_.sum(query_head, of_block) : resident_sum(query_head, row);
+  if (divisor == 0.0f) {
+    return;  // A head without mass counts as zeros; the mean still divides by all heads.
+  }
+  const std::vector<float> everything(full ? at(block_.stride) : 0, 1.0f);
+  const float* keep = full ? everything.data() : keep_of_head(query_head);
+  const auto fold = heads == HeadReduction::max ? kernels::max_normalised : kernels::add_normalised;
+  fold(block_.row(query_head, of_block), keep, divisor, total, block_.stride);
+}
+
 void Rows::reduce(const Reduction& reduction, std::vector<double>& out) const {
   const Index lanes = reduction.lanes == LaneKind::layer ? 1 : block_.kv_heads;
   const Index heads = block_.query_heads / lanes;
-  const std::vector<float> everything(
-      reduction.attention == Attention::full ? static_cast<std::size_t>(block_.stride) : 0, 1.0f);
   out.assign(static_cast<std::size_t>(lanes * rows() * block_.stride), 0.0);
   for (Index lane = 0; lane < lanes; ++lane) {
     for (Index r = 0; r < rows(); ++r) {
       double* total = out.data() + (lane * rows() + r) * block_.stride;
-      const Index row = static_cast<Index>(block_row(r));
       for (Index h = lane * heads; h < (lane + 1) * heads; ++h) {
-        const bool full = reduction.attention == Attention::full;
-        const float divisor = full ? block_.sum(h, row) : resident_sum(h, r);
-        if (divisor == 0.0f) {
-          continue;  // A head without mass counts as zeros; the mean still divides by all heads.
-        }
-        const float* keep = full ? everything.data() : keep_of_head(h);
-        const auto fold =
-            reduction.heads == HeadReduction::max ? kernels::max_normalised : kernels::add_normalised;
-        fold(block_.row(h, row), keep, divisor, total, block_.stride);
+        add_head(reduction.attention, reduction.heads, h, r, total);
       }
       if (reduction.heads == HeadReduction::mean) {
         kernels::divide(total, static_cast<double>(heads), block_.stride);
@@ -65,6 +69,21 @@ std::span<const double> Rows::values(const Reduction& reduction, Index lane, Ind
   }
   return {entry->second.data() + (lane * rows() + row) * block_.stride,
           static_cast<std::size_t>(block_.stride)};
+}
+
+std::span<const double> Rows::head(Attention attention, Index query_head, Index row) const {
+  HAE_EXPECTS(row >= 0 && row < rows() && query_head >= 0 && query_head < block_.query_heads);
+  const auto [entry, is_new] = heads_.try_emplace(attention);
+  if (is_new) {
+    entry->second.assign(at(block_.query_heads * rows() * block_.stride), 0.0);
+    for (Index h = 0; h < block_.query_heads; ++h) {
+      for (Index r = 0; r < rows(); ++r) {
+        double* out = entry->second.data() + (h * rows() + r) * block_.stride;
+        add_head(attention, HeadReduction::sum, h, r, out);
+      }
+    }
+  }
+  return {entry->second.data() + (query_head * rows() + row) * block_.stride, at(block_.stride)};
 }
 
 }  // namespace hae

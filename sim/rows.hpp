@@ -73,6 +73,9 @@ class Rows {
   /// returns [keys] by position, keys at least one past the last visible one
   [[nodiscard]] std::span<const double> values(const Reduction& reduction, Index lane, Index row) const;
 
+  /// One row of one query head: values() with nothing to reduce.
+  [[nodiscard]] std::span<const double> head(Attention attention, Index query_head, Index row) const;
+
  private:
   friend class RowMeter;  // measures on the full-cache weights, which a policy must not see
 
@@ -83,12 +86,14 @@ class Rows {
   [[nodiscard]] const float* keep_of_head(Index head) const;
   [[nodiscard]] float resident_sum(Index head, Index row) const;
   void reduce(const Reduction& reduction, std::vector<double>& out) const;
+  void add_head(Attention attention, HeadReduction heads, Index query_head, Index row, double* total) const;
 
   const WeightBlock& block_;
   std::vector<Index> rows_;
   std::vector<std::span<const float>> keep_;
   mutable std::vector<float> resident_sums_;  ///< [query_heads, rows], formed on first use
   mutable std::map<Reduction, std::vector<double>> values_;
+  mutable std::map<Attention, std::vector<double>> heads_;  ///< [query_heads, rows, stride]
 };
 
 }  // namespace hae

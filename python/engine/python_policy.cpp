@@ -134,9 +134,23 @@ class PythonDecode final : public LayerDecode {
   LaneKind lanes_;
 };
 
+/// [kv_heads, T, head_dim], or None.
+nb::object copy_of(const View<const float, 3>& vectors) {
+  if (vectors.empty()) {
+    return nb::none();
+  }
+  return nb::cast(array_of(std::vector<float>(vectors.data(), vectors.data() + vectors.size()),
+                           {at(vectors.extent(0)), at(vectors.extent(1)), at(vectors.extent(2))}));
+}
+
 class PythonRun final : public Run {
  public:
   PythonRun(State state, LaneKind lanes) : state_(std::move(state)), lanes_(lanes) {}
+
+  void begin_layer(Index layer, const LayerVectors& vectors) override {
+    const nb::gil_scoped_acquire gil;
+    (**state_).attr("begin_layer")(layer, copy_of(vectors.keys), copy_of(vectors.values));
+  }
 
   void observe(const Rows& block) override {
     const nb::gil_scoped_acquire gil;
@@ -162,12 +176,16 @@ class PythonRun final : public Run {
     return std::make_unique<PythonDecode>(state_, lanes_);
   }
 
-  [[nodiscard]] Limits limits(Index layer) const override {
+  [[nodiscard]] Limits limits(Index layer, Index lane) const override {
     const nb::gil_scoped_acquire gil;
-    const nb::object given = (**state_).attr("limits")(layer);
+    const nb::object given = (**state_).attr("limits")(layer, lane);
     const auto optional = [&](const char* name) { return nb::cast<std::optional<Index>>(given.attr(name)); };
-    return {nb::cast<Index>(given.attr("sinks")), nb::cast<Index>(given.attr("recent")), optional("budget"),
-            optional("bin"), optional("capacity")};
+    return {nb::cast<Index>(given.attr("sinks")),
+            nb::cast<Index>(given.attr("recent")),
+            optional("budget"),
+            optional("bin"),
+            optional("capacity"),
+            nb::cast<bool>(given.attr("grows"))};
   }
 
  private:
@@ -200,8 +218,10 @@ class PythonPolicy final : public Policy {
 
   [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override {
     const nb::gil_scoped_acquire gil;
-    const nb::object rows = (**policy_).attr("needs")(nb::cast(info, nb::rv_policy::copy), layer);
-    return {prompt_rows_named(nb::cast<std::string>(rows), spec_ + ": needs")};
+    const nb::object needs = (**policy_).attr("needs")(nb::cast(info, nb::rv_policy::copy), layer);
+    return {prompt_rows_named(nb::cast<std::string>(needs.attr("prompt_rows")), spec_ + ": prompt_rows"),
+            nb::cast<Index>(needs.attr("newest_prompt_rows")), nb::cast<bool>(needs.attr("keys")),
+            nb::cast<bool>(needs.attr("values"))};
   }
 
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override {

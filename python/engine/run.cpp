@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "python/engine/arrays.hpp"
@@ -90,18 +91,28 @@ class RunArrays {
   const cli::RunRecord& record_;
 };
 
-nb::typed<nb::list, nb::dict> limits_list(const RunHandle& run) {
-  nb::list list;
-  for (const Limits& limits : run.record.result.limits) {
-    nb::dict line;
-    line["sinks"] = limits.sinks;
-    line["recent"] = limits.recent;
-    line["budget"] = limits.budget;
-    line["bin"] = limits.bin;
-    line["capacity"] = limits.capacity;
-    list.append(line);
+nb::dict limits_dict(const Limits& limits) {
+  nb::dict line;
+  line["sinks"] = limits.sinks;
+  line["recent"] = limits.recent;
+  line["budget"] = limits.budget;
+  line["bin"] = limits.bin;
+  line["capacity"] = limits.capacity;
+  line["grows"] = limits.grows;
+  return line;
+}
+
+/// [layers][lanes]
+nb::typed<nb::list, nb::typed<nb::list, nb::dict>> limits_lists(const RunHandle& run) {
+  nb::list layers;
+  const Index lanes = lane_count(run.record.info, run.record.result.lanes);
+  const std::vector<Limits>& all = run.record.result.limits;
+  for (auto first = all.begin(); first != all.end(); first += lanes) {
+    nb::list of_layer;
+    std::for_each(first, first + lanes, [&](const Limits& limits) { of_layer.append(limits_dict(limits)); });
+    layers.append(of_layer);
   }
-  return list;
+  return layers;
 }
 
 nb::typed<nb::dict, nb::str, nb::str> options_dict(const RunHandle& run) {
@@ -124,7 +135,7 @@ void bind_runs(nb::module_& m) {
       .def_prop_ro(
           "lanes",
           [](const RunHandle& r) { return r.record.result.lanes == LaneKind::layer ? "layer" : "kv_head"; })
-      .def_prop_ro("limits", &limits_list)
+      .def_prop_ro("limits", &limits_lists)
       .def("log_columns", &log_columns)
       .def("pending_columns", &pending_columns)
       .def_prop_ro("decode", [](nb::handle self) { return RunArrays(self).decode(); })

@@ -34,6 +34,7 @@ _HOME = {
     "Evict": "policy_class",
     "Mark": "policy_class",
     "Limits": "policy_class",
+    "Needs": "policy_class",
     "TraceError": "_engine",
     "NeedsError": "_engine",
     "ConfigError": "_engine",

@@ -19,6 +19,7 @@ from hae.comparison import replay as replay
 from hae.policy_class import Decision as Decision
 from hae.policy_class import Evict as Evict
 from hae.policy_class import Limits as Limits
+from hae.policy_class import Needs as Needs
 from hae.policy_class import Mark as Mark
 from hae.policy_class import Policy as Policy
 from hae.policy_class import PolicyRun as PolicyRun

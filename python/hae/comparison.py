@@ -59,7 +59,7 @@ class Run:
         self.options: dict[str, str] = native.options
         self.lanes: str = native.lanes
         self.warnings: list[str] = native.warnings
-        self.limits: list[dict[str, int | None]] = native.limits
+        self.limits: list[list[dict[str, int | None]]] = native.limits
         self.removed_all_rows: int = native.removed_all_rows
         self.masked_rows: int = native.masked_rows
         self.optimal: float | None = native.optimal

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hae._engine import Cache, Rows, SequenceInfo
 
 
@@ -59,13 +61,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a policy promises about a layer; the engine holds it to them.
+    """What a policy promises about a lane; the engine holds it to them.
 
     sinks     positions 0 .. sinks - 1 are never evicted
     recent    the newest residents, never evicted but by prune
     budget    shown in results; capacity follows from it
     bin       most pending tokens
-    capacity  most residents of a lane after a step
+    capacity  most residents of a lane after the prefill, and after a step
+    grows     the capacity grows by one a step: nothing is evicted while decoding
     """
 
     sinks: int = 0
@@ -73,15 +76,38 @@ class Limits:
     budget: int | None = None
     bin: int | None = None
     capacity: int | None = None
+    grows: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a policy needs of a layer; a trace that lacks it is refused before anything runs.
+
+    prompt_rows         which prompt rows it must observe: "all", "text" or "none"
+    newest_prompt_rows  besides those, the last rows of the prompt
+    keys, values        whether begin_layer gets them
+    """
+
+    prompt_rows: str = "all"
+    newest_prompt_rows: int = 0
+    keys: bool = False
+    values: bool = False
 
 
 class PolicyRun:
-    """State over one sequence. The engine calls, for each layer in order: observe (prompt rows in
-    blocks, ascending), prune, fit; then balance once; then step for each decode step and layer.
+    """State over one sequence. The engine calls, for each layer in order: begin_layer, observe
+    (prompt rows in blocks, ascending), prune, fit; then balance once; then step for each decode step and layer.
     Layers share nothing while decoding and may come in any order; steps of a layer ascend.
 
     What is returned is a Decision, or None: nothing. Rows and caches are valid during the call.
     """
+
+    def begin_layer(
+        self, layer: int, keys: np.ndarray | None, values: np.ndarray | None
+    ) -> None:
+        """Before a layer's first row. keys and values are [kv_heads, T, head_dim] float32, by position,
+        keys after rotary embedding; None where the policy did not ask for them. The arrays are yours.
+        """
 
     def observe(self, rows: Rows) -> None:
         """Prompt rows of residents. The size of a block must not change any result."""
@@ -98,8 +124,8 @@ class PolicyRun:
     def step(self, rows: Rows, cache: Cache) -> Decision | None:
         """One decode step of layer `rows.layer`: its one row, whose token has joined the cache."""
 
-    def limits(self, layer: int) -> Limits:
-        """Sinks hold from the beginning, the rest from fit on."""
+    def limits(self, layer: int, lane: int) -> Limits:
+        """Sinks hold from the beginning, recent from fit on, the rest from the end of the prefill."""
         return Limits()
 
 
@@ -109,7 +135,7 @@ class Policy:
     name         of its spec; default the class's
     options      shown in results and in the spec, `name:key=value`
     lanes        "layer", or "kv_head": each KV head evicts on its own
-    prompt_rows  which prompt rows it must observe: "all", "text" or "none"
+    prompt_rows  which prompt rows it must observe: "all", "text" or "none"; more by `needs`
     """
 
     name: str = ""
@@ -123,9 +149,9 @@ class Policy:
         values = ",".join(f"{key}={value}" for key, value in self.options.items())
         return f"{name}:{values}" if values else name
 
-    def needs(self, info: SequenceInfo, layer: int) -> str:
-        """The prompt rows needed in one layer: "all", "text" or "none"."""
-        return self.prompt_rows
+    def needs(self, info: SequenceInfo, layer: int) -> Needs:
+        """What is needed of one layer."""
+        return Needs(prompt_rows=self.prompt_rows)
 
     def begin(self, info: SequenceInfo) -> PolicyRun:
         """Starts a sequence; nothing is remembered from another one."""

@@ -774,7 +774,7 @@ def test_the_figures_of_a_run_are_those_of_its_arrays(sequence):
     assert run.figures["evictions"] == len(run.log)
     assert run.figures["pending_final"] == len(run.pending)
     assert run.options == run.figures["options"]
-    assert [limits["budget"] for limits in run.limits] == [6, 6]
+    assert [[lane["budget"] for lane in layer] for layer in run.limits] == [[6], [6]]
     assert (run.pending.since >= 1).all() and set(run.pending.layer) <= {0, 1}
 
 

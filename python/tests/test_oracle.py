@@ -278,8 +278,9 @@ def test_cumulative_scores_keep_the_prompt_unless_recent_tokens_are_protected():
     # stops being recent.
     assert kept(trace, "greedy:budget=4,recent=2") == {0, 1, 8, 9}
     assert kept(trace, "h2o/layerwise:budget=4,recent=2", lane=0) == {0, 1, 8, 9}
-    assert parse_policy("h2o/layerwise:budget=1").recent == 1
-    assert parse_policy("h2o/layerwise:budget=7").recent == 3
+    # Half of the budget is recent, at least 1.
+    assert run(trace, "h2o/layerwise:budget=1").limits[0].recent == 1
+    assert run(trace, "h2o/layerwise:budget=7").limits[0].recent == 3
 
 
 def test_query_heads_read_kv_heads_interleaved():

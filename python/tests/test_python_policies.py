@@ -90,7 +90,7 @@ class LowestRun(hae.PolicyRun):
                 evict += self.evict(rows.layer, lane, sorted(pending))
         return hae.Decision(evict=evict, mark=mark)
 
-    def limits(self, layer):
+    def limits(self, layer, lane):
         capacity = self.budget + (self.bin - 1 if self.bin else 0)
         return hae.Limits(recent=self.recent, budget=self.budget, bin=self.bin, capacity=capacity)
 
@@ -188,7 +188,7 @@ def policy_of(moment, answer, limits=None, lanes="layer"):
     """A policy that gives one answer at one moment of layer 1."""
 
     class One(hae.PolicyRun):
-        def limits(self, layer):
+        def limits(self, layer, lane):
             return limits or hae.Limits()
 
     def decide(self, first, *rest):

@@ -71,16 +71,25 @@ void add_bounds(Json& json, const RunRecord& record) {
   json["top_now"] = top_now ? Json(top_now->mean) : Json(nullptr);
 }
 
-Json resolved_json(const RunResult& result) {
-  Json budget = Json::array();
-  Json bin = Json::array();
-  Json recent = Json::array();
-  for (const Limits& limits : result.limits) {
-    budget.push_back(json_or_null(limits.budget));
-    bin.push_back(json_or_null(limits.bin));
-    recent.push_back(limits.budget ? Json(limits.recent) : Json(nullptr));
+/// One value a layer; where its lanes differ, the list of the lanes' values.
+template <typename Value>
+Json by_layer(const RunRecord& record, const Value& value) {
+  Json layers = Json::array();
+  const Index lanes = lane_count(record.info, record.result.lanes);
+  for (auto lane = record.result.limits.begin(); lane != record.result.limits.end(); lane += lanes) {
+    Json values = Json::array();
+    std::transform(lane, lane + lanes, std::back_inserter(values), value);
+    const bool agree = std::ranges::all_of(values, [&](const Json& v) { return v == values.front(); });
+    layers.push_back(agree ? values.front() : values);
   }
-  return {{"budget", budget}, {"bin", bin}, {"recent", recent}};
+  return layers;
+}
+
+Json resolved_json(const RunRecord& record) {
+  return {{"budget", by_layer(record, [](const Limits& l) { return json_or_null(l.budget); })},
+          {"bin", by_layer(record, [](const Limits& l) { return json_or_null(l.bin); })},
+          {"recent",
+           by_layer(record, [](const Limits& l) { return l.budget ? Json(l.recent) : Json(nullptr); })}};
 }
 
 Json bytes_json(const RunRecord& record) {
@@ -195,7 +204,7 @@ Json run_json(const RunRecord& record) {
   for (const auto& [key, value] : record.options) {
     json["options"][key] = value;
   }
-  json["resolved"] = resolved_json(result);
+  json["resolved"] = resolved_json(record);
   json["backend"] = "reference";
   json["tokens"] = tokens_json(record);
   json["bytes"] = bytes_json(record);

@@ -83,7 +83,8 @@ RC_GTEST_PROP(ClosedLoop, ThatEndsEarlyIsTheOpenLoopOfTheShorterSequence, ()) {
   shorten(shorter.keys, trace.info.kv_heads);
   shorten(shorter.values, trace.info.kv_heads);
   const std::optional<RunResult> open = possible_run(shorter, spec);
-  RC_PRE(open.has_value() && !acts_within(*open));
+  RC_PRE(open.has_value());
+  RC_PRE(!acts_within(*open));
   const ClosedLoop::Finished closed = run_closed(trace, spec, steps);
   RC_ASSERT(closed.info.tokens == shorter.info.tokens);
   RC_ASSERT(same_results(closed.result, *open));

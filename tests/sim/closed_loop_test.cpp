@@ -62,7 +62,7 @@ struct Everything final : Policy {
       return decision;
     }
     std::unique_ptr<LayerDecode> decode(Index) override { return nullptr; }
-    [[nodiscard]] Limits limits(Index) const override { return {}; }
+    [[nodiscard]] Limits limits(Index, Index) const override { return {}; }
   };
   [[nodiscard]] std::string spec() const override { return "everything"; }
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return {}; }

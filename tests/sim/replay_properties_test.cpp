@@ -39,12 +39,13 @@ TEST(Replay, NeverHoldsMoreThanTheStatedCapacity) {
     const std::optional<RunResult> result = possible_run(trace, spec);
     RC_PRE(result.has_value());
     for (Index layer = 0; layer < trace.info.layers; ++layer) {
-      const Limits& limits = result->limits[static_cast<std::size_t>(layer)];
       for (Index lane = 0; lane < lane_total(*result, trace); ++lane) {
+        const Limits& limits = result->limits[at(layer * lane_total(*result, trace) + lane)];
         const auto after = residents(trace, *result, layer, lane);
         for (std::size_t step = 1; step < after.size(); ++step) {
           const auto size = static_cast<Index>(after[step].size());
-          RC_ASSERT(!limits.capacity || size <= *limits.capacity);
+          const Index grown = limits.grows ? static_cast<Index>(step) : 0;
+          RC_ASSERT(!limits.capacity || size <= *limits.capacity + grown);
           const Index at_attention = static_cast<Index>(after[step - 1].size()) + 1;
           RC_ASSERT(result->attention_tokens[static_cast<std::size_t>(
                         (layer * lane_total(*result, trace) + lane) * trace.info.steps() +
@@ -65,12 +66,13 @@ RC_GTEST_PROP(Replay, NeverEvictsAProtectedToken, ()) {
   const std::optional<RunResult> result = possible_run(trace, spec);
   RC_PRE(result.has_value());
   for (const LogEntry& entry : result->log.entries) {
-    const Limits& limits = result->limits[static_cast<std::size_t>(entry.layer)];
+    const Index lane = std::max<Index>(0, entry.lane);
+    const Limits& limits = result->limits[at(entry.layer * lane_total(*result, trace) + lane)];
     RC_ASSERT(entry.token >= limits.sinks);
     if (entry.step == 0) {
       continue;  // Pruning may take recent prompt tokens; fit is covered by the decode rule's property below.
     }
-    const auto before = residents(trace, *result, entry.layer, std::max<Index>(0, entry.lane));
+    const auto before = residents(trace, *result, entry.layer, lane);
     const std::vector<Index>& cache = before[static_cast<std::size_t>(entry.step - 1)];
     const Index newer = std::ranges::count_if(cache, [&](Index token) { return token > entry.token; }) +
                         1;  // the step's own token
@@ -312,12 +314,18 @@ RC_GTEST_PROP(Replay, SizesAreWhatThePolicyForetold, ()) {
       "h2o/layerwise", "window:sinks=1", "random:seed=3,lane=kv_head");
   const auto open = reference::make_policy(spec);
   const Index budget = *rc::gen::inRange<Index>(1, trace.info.tokens + 1);
-  const std::optional<LaneSizes> sizes = open->sizes(budget, trace.info.prompt, trace.info.steps());
+  std::optional<LaneSizes> sizes = LaneSizes{};  // of one lane of each layer
+  for (Index layer = 0; layer < trace.info.layers && sizes; ++layer) {
+    const std::optional<LaneSizes> of_layer = open->sizes(trace.info, layer, budget, trace.info.prompt);
+    sizes =
+        of_layer
+            ? std::optional(LaneSizes{sizes->total + of_layer->total, std::max(sizes->peak, of_layer->peak)})
+            : std::nullopt;
+  }
   RC_PRE(sizes.has_value());
   testing::MemorySequence sequence(trace);
   const RunResult result = replay(sequence, {open->with_budget(budget)}, {}, "memory").front();
-  const Index lanes = trace.info.layers * lane_total(result, trace);
-  RC_ASSERT(total_attention_tokens(result) == sizes->total * lanes);
+  RC_ASSERT(total_attention_tokens(result) == sizes->total * lane_total(result, trace));
   if (trace.info.steps() > 0) {
     RC_ASSERT(std::ranges::max(result.attention_tokens) == sizes->peak);
   }

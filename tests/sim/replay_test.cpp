@@ -67,7 +67,7 @@ class Scripted final : public Policy {
     std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
       return std::make_unique<Decode>(policy_);
     }
-    [[nodiscard]] Limits limits(Index /*layer*/) const override { return policy_.limits_; }
+    [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return policy_.limits_; }
 
    private:
     [[nodiscard]] Decision at(When moment, Index layer) const {

@@ -73,8 +73,7 @@ def parse_policy(spec):
     if name == "h2o/layerwise":
         if "budget" not in given:
             raise PolicyError("h2o/layerwise: budget is missing")
-        defaults = {"lane": "kv_head", "recent": max(1, given["budget"] // 2)}
-        return _checked(Options(name, "greedy", **{**defaults, **given}))
+        return _checked(Options(name, "greedy", **{"lane": "kv_head", "recent": None, **given}))
     if name == "greedy":
         given.setdefault("dap", "none")
         _refuse_meaningless(given)

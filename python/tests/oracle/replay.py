@@ -113,16 +113,29 @@ def _make_lanes(trace, layer, rows, run):
     ]
 
 
+def _capped(budget, window, sinks):
+    """A layer with a window has no use for more: what is older receives no attention."""
+    return min(budget, max(window, sinks + 1)) if window else budget
+
+
 def _limits(options, size_after_dap, trace, layer):
     if options.decode == "window":
-        return Limits(options.sinks + options.recent, 1, options.recent)
-    budget = size_after_dap if options.budget is None else options.budget
+        budget = _capped(options.sinks + options.recent, trace.windows[layer], options.sinks)
+        return Limits(budget, 1, budget - options.sinks)
+    if options.budget is None:
+        budget = size_after_dap
+    else:
+        budget = _capped(options.budget, trace.windows[layer], options.sinks)
     capacity = options.bin
     if isinstance(capacity, Fraction):
         capacity = max(1, int(capacity * budget))  # exact, rounds down
     recent = options.recent
     if recent is None:
-        recent = max(0, min(capacity, budget - options.sinks)) if options.decode == "batch" else 1
+        recent = {
+            "batch": max(0, min(capacity or 0, budget - options.sinks)),
+            "mark": 1,
+            "greedy": max(1, budget // 2) if options.name == "h2o/layerwise" else 1,
+        }[options.decode]
     if options.sinks + recent > budget:
         raise Impossible(
             f"layer {layer}: sinks {options.sinks} + recent {recent} > budget {budget}"

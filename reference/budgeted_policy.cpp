@@ -1,0 +1,43 @@
+#include "reference/budgeted_policy.hpp"
+
+#include <algorithm>
+
+#include "reference/shared_options.hpp"
+
+namespace hae::reference {
+
+LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents,
+                         Index least) {
+  const Index tokens = budget.of(residents);
+  const Index window = info.masks[at(layer)].window;
+  const Index most = std::max(window, least);
+  if (window == 0 || tokens <= most) {
+    return {tokens, std::nullopt};
+  }
+  return {most, "layer " + std::to_string(layer) + ": the budget of " + std::to_string(tokens) +
+                    " tokens exceeds the layer's window of " + std::to_string(window) + "; capped at " +
+                    std::to_string(most)};
+}
+
+BudgetedPolicy::BudgetedPolicy(Options options, Rebuild rebuild)
+    : options_(std::move(options)), rebuild_(rebuild), budget_(parse_budget(options_)) {}
+
+bool BudgetedPolicy::budget_is_open() const {
+  return options_.has("budget") && !options_.given("budget");
+}
+
+std::shared_ptr<const Policy> BudgetedPolicy::with_budget(Index budget) const {
+  HAE_EXPECTS(budget_is_open());
+  Options options = options_;
+  options.resolve("budget", std::to_string(budget));
+  return rebuild_(std::move(options));
+}
+
+void BudgetedPolicy::require_budget() const {
+  if (!budget_) {
+    options_.fail("budget",
+                  "is required; give a count or a share, or match it to the first policy's with --match");
+  }
+}
+
+}  // namespace hae::reference

@@ -1,0 +1,106 @@
+#include "reference/prompt_selection.hpp"
+
+#include <algorithm>
+
+#include "reference/keep_everything.hpp"
+#include "reference/lane_sizes.hpp"
+#include "reference/selection.hpp"
+
+namespace hae::reference {
+namespace {
+
+class SelectionRun final : public Run {
+ public:
+  SelectionRun(const PromptSelection& policy, const SequenceInfo& info)
+      : policy_(policy),
+        info_(info),
+        lanes_(lane_count(info, policy.lanes())),
+        limits_(at(info.layers * lanes_)) {}
+
+  void begin_layer(Index /*layer*/, const LayerVectors& vectors) override {
+    scorer_ = policy_.scorer(info_, vectors);
+  }
+
+  void observe(const Rows& rows) override { scorer_->observe(rows); }
+
+  Decision fit(Index layer, const LayerCache& cache) override {
+    const LayerBudget budget = policy_.fitted(info_, layer);
+    const std::vector<std::vector<double>> scores = scorer_->scores();
+    const std::vector<Index> kept = policy_.kept_by_lane(info_, layer, budget.tokens, scores);
+    Decision decision;
+    if (budget.warning) {
+      decision.warnings.push_back(*budget.warning);
+    }
+    for (Index lane = 0; lane < lanes_; ++lane) {
+      Limits& limits = limits_[at(layer * lanes_ + lane)];
+      limits = {
+          .recent = policy_.window(), .budget = kept[at(lane)], .capacity = kept[at(lane)], .grows = true};
+      keep_highest(cache, layer, lane, scores[at(lane)], limits, decision);
+    }
+    scorer_.reset();
+    return decision;
+  }
+
+  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override { return std::make_unique<KeepEverything>(); }
+  [[nodiscard]] Limits limits(Index layer, Index lane) const override {
+    return limits_[at(layer * lanes_ + lane)];
+  }
+
+ private:
+  static void keep_highest(const LayerCache& cache, Index layer, Index lane,
+                           const std::vector<double>& scores, const Limits& limits, Decision& decision) {
+    const Index excess = cache.residents(lane) - *limits.budget;
+    if (excess <= 0) {
+      return;
+    }
+    std::vector<Scored> candidates;
+    for (const Index token : eligible(cache, lane, limits.sinks, limits.recent)) {
+      candidates.push_back({scores[at(token)], token});
+    }
+    for (const Scored& lowest : select_lowest(std::move(candidates), excess)) {
+      decision.evict.push_back({layer, lane, lowest.token, lowest.score});
+    }
+  }
+
+  const PromptSelection& policy_;
+  const SequenceInfo& info_;
+  Index lanes_;
+  std::vector<Limits> limits_;  ///< [layers, lanes]
+  std::unique_ptr<PromptScorer> scorer_;
+};
+
+}  // namespace
+
+std::unique_ptr<Run> PromptSelection::begin(const SequenceInfo& info) const {
+  require_budget();
+  return std::make_unique<SelectionRun>(*this, info);
+}
+
+LayerBudget PromptSelection::fitted(const SequenceInfo& info, Index layer) const {
+  LayerBudget budget = budget_in(info, layer, info.prompt, window_);
+  if (window_ > budget.tokens) {
+    throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
+                      std::to_string(layer) + ": window = " + std::to_string(window_) +
+                      " exceeds the budget of " + std::to_string(budget.tokens) +
+                      " tokens; raise the budget or shorten the window");
+  }
+  return budget;
+}
+
+std::optional<LaneSizes> PromptSelection::sizes(const SequenceInfo& info, Index layer, Index budget,
+                                                Index residents) const {
+  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents, window_).tokens;
+  return window_ > tokens ? std::nullopt
+                          : std::optional(sizes_that_grow(kept(info, layer, tokens), info.steps()));
+}
+
+Index PromptSelection::kept(const SequenceInfo& info, Index /*layer*/, Index budget) const {
+  return std::min(budget, info.prompt);
+}
+
+std::vector<Index> PromptSelection::kept_by_lane(const SequenceInfo& info, Index layer, Index budget,
+                                                 const std::vector<std::vector<double>>& scores) const {
+  return std::vector<Index>(scores.size(), kept(info, layer, budget));
+}
+
+}  // namespace hae::reference
