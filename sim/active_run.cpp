@@ -17,7 +17,7 @@ void store(std::span<const RowMeter::Measured> measured, Series& series, Index l
   for (Index h = 0; h < series.query_heads; ++h) {
     const RowMeter::Measured& m = measured[at(h)];
     series.at(Metric::missed_mass, layer, h, row) = m.missed_mass;
-    series.at(Metric::missed_concentration, layer, h, row) = m.missed_concentration;
+    series.at(Metric::missed_pull, layer, h, row) = m.missed_pull;
     series.at(Metric::kl, layer, h, row) = m.kl;
     series.at(Metric::output_error, layer, h, row) = m.output_error;
     series.at(Metric::output_error_relative, layer, h, row) = m.output_error_relative;

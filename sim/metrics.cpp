@@ -21,8 +21,7 @@ Index lanes_of(const SequenceInfo& info, const RunResult& run) {
 }  // namespace
 
 const char* name(Metric metric) {
-  constexpr std::array kNames = {"missed_mass", "missed_concentration", "kl", "output_error",
-                                 "output_error_relative"};
+  constexpr std::array kNames = {"missed_mass", "missed_pull", "kl", "output_error", "output_error_relative"};
   return kNames[static_cast<std::size_t>(metric)];
 }
 

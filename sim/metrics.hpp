@@ -15,13 +15,17 @@ namespace hae {
 /// lane, on the full-cache weights w,
 ///
 ///   missed mass            m = double(Σ_E w) / double(Σ_all w), at most 1
-///   missed concentration   Σ_E a² = double(Σ_E w²) / double(Σ_all w)², at most 1: counts what one token was
-///                          looked at for more than the same mass spread over many
 ///   KL                     -ln(double(Σ_S w) / double(Σ_all w)) = KL(a'||a), +0 when E is empty
 ///   output error           ‖o - o'‖₂, o = Σ a_j v_j, o' = Σ_S a'_j v_j, in double; needs V
 ///   relative output error  ‖o - o'‖₂ / ‖o‖₂
-enum class Metric { missed_mass, missed_concentration, kl, output_error, output_error_relative };
-inline constexpr std::array kMetrics = {Metric::missed_mass, Metric::missed_concentration, Metric::kl,
+///   missed pull            Σ_E pull_j², pull_j = a_j ‖v_j - o‖₂, squared units of V; needs V. A token's pull
+///   is
+///                          how far it alone draws the output: without it o moves by pull_j / (1 - a_j)
+///
+/// The missed pull's order, in double: ‖v_j - o‖² as in kernels::squared_pulls; times a_j², which is exact;
+/// then the sum over E ascends by position.
+enum class Metric { missed_mass, missed_pull, kl, output_error, output_error_relative };
+inline constexpr std::array kMetrics = {Metric::missed_mass, Metric::missed_pull, Metric::kl,
                                         Metric::output_error, Metric::output_error_relative};
 const char* name(Metric metric);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "sim/arithmetic.hpp"
 
@@ -18,7 +19,8 @@
 namespace hae::kernels {
 namespace {
 
-constexpr Index kTileRows = 3;  // three rows of 32 sums fill twelve of AVX2's sixteen registers
+constexpr Index kPullKeys = 16;  // 16 sums, and 16 keys of 64 dimensions in 8 KiB of the first cache
+constexpr Index kTileRows = 3;   // three rows of 32 sums fill twelve of AVX2's sixteen registers
 constexpr Index kPartials = arithmetic::kPartials;
 
 // Inlined into every clone, and so compiled for each of its instruction sets.
@@ -80,6 +82,43 @@ HAE_INLINE void value_rows(const double* coefficients, const Index* tokens, Inde
   }
   for (; i < head_dim; ++i) {
     value_tile<Rows, 1>(coefficients, tokens, token_count, values + i, head_dim, out + i);
+  }
+}
+
+/// squares[k] = ‖v_k - o‖² of a block of values, packed [head_dim][kPullKeys].
+HAE_INLINE void distance_tile(const double* packed, const double* output, Index head_dim, double* squares) {
+  constexpr Index kDistancePartials = 8;
+  double partial[kDistancePartials][kPullKeys];
+  for (Index p = 0; p < kDistancePartials; ++p) {
+    double sums[kPullKeys] = {};
+    for (Index d = p; d < head_dim; d += kDistancePartials) {
+      for (Index k = 0; k < kPullKeys; ++k) {
+        const double difference = packed[d * kPullKeys + k] - output[d];
+        sums[k] = __builtin_fma(difference, difference, sums[k]);
+      }
+    }
+    for (Index k = 0; k < kPullKeys; ++k) {
+      partial[p][k] = sums[k];
+    }
+  }
+  for (Index k = 0; k < kPullKeys; ++k) {
+    const double even = (partial[0][k] + partial[4][k]) + (partial[2][k] + partial[6][k]);
+    const double odd = (partial[1][k] + partial[5][k]) + (partial[3][k] + partial[7][k]);
+    squares[k] = even + odd;
+  }
+}
+
+/// Sums of `Rows` rows over the listed tokens.
+template <Index Rows>
+HAE_INLINE void listed_rows(const double* x, Index stride, const Index* tokens, Index count, double* sums) {
+  double running[Rows] = {};
+  for (Index t = 0; t < count; ++t) {
+    for (Index r = 0; r < Rows; ++r) {
+      running[r] += x[r * stride + tokens[t]];
+    }
+  }
+  for (Index r = 0; r < Rows; ++r) {
+    sums[r] = running[r];
   }
 }
 
@@ -175,17 +214,6 @@ HAE_VECTORISED float sum_dropped(const float* w, const float* keep, Index keys) 
   return arithmetic::fold(partial);
 }
 
-HAE_VECTORISED float squares_dropped(const float* w, const float* keep, Index keys) {
-  float partial[kPartials] = {};
-  for (Index j = 0; j < keys; j += kPartials) {
-    for (Index p = 0; p < kPartials; ++p) {
-      const float dropped = w[j + p] * (1.0f - keep[j + p]);
-      partial[p] += dropped * dropped;
-    }
-  }
-  return arithmetic::fold(partial);
-}
-
 HAE_VECTORISED void add_normalised(const float* w, const float* keep, float divisor, double* total,
                                    Index keys) {
   for (Index j = 0; j < keys; ++j) {
@@ -231,6 +259,40 @@ HAE_VECTORISED void weighted_values(const double* coefficients, Index rows, std:
   }
   for (; r < rows; ++r) {
     value_rows<1>(coefficients + r * count, tokens.data(), count, values, head_dim, out + r * head_dim);
+  }
+}
+
+HAE_VECTORISED void squared_pulls(const double* coefficients, Index rows, Index tokens, const float* values,
+                                  const double* outputs, Index head_dim, double* out, Index stride) {
+  std::vector<double> packed(static_cast<std::size_t>(head_dim * kPullKeys));
+  for (Index first = 0; first < tokens; first += kPullKeys) {
+    const Index count = std::min(kPullKeys, tokens - first);
+    for (Index k = 0; k < count; ++k) {
+      for (Index d = 0; d < head_dim; ++d) {
+        packed[static_cast<std::size_t>(d * kPullKeys + k)] =
+            static_cast<double>(values[(first + k) * head_dim + d]);
+      }
+    }
+    for (Index r = 0; r < rows; ++r) {
+      double squares[kPullKeys];
+      distance_tile(packed.data(), outputs + r * head_dim, head_dim, squares);
+      for (Index k = 0; k < count; ++k) {
+        const double a = coefficients[r * tokens + first + k];
+        out[r * stride + first + k] = a * a * squares[k];
+      }
+    }
+  }
+}
+
+void sum_listed(const double* x, Index rows, Index stride, std::span<const Index> tokens, double* sums) {
+  constexpr Index kTile = 4;  // a row's additions wait for each other; those of other rows fill the time
+  const auto count = static_cast<Index>(tokens.size());
+  Index r = 0;
+  for (; r + kTile <= rows; r += kTile) {
+    listed_rows<kTile>(x + r * stride, stride, tokens.data(), count, sums + r);
+  }
+  for (; r < rows; ++r) {
+    listed_rows<1>(x + r * stride, stride, tokens.data(), count, sums + r);
   }
 }
 

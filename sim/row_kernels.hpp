@@ -45,9 +45,6 @@ float sum_kept(const float* w, const float* keep, Index keys);
 /// Canonical sum of w over the positions where keep is 0.
 float sum_dropped(const float* w, const float* keep, Index keys);
 
-/// Canonical sum of the squares of w over the positions where keep is 0; each product is rounded.
-float squares_dropped(const float* w, const float* keep, Index keys);
-
 /// total[j] += double(w[j] * keep[j] / divisor), the division in float32.
 void add_normalised(const float* w, const float* keep, float divisor, double* total, Index keys);
 
@@ -73,5 +70,22 @@ void gather_normalised(const float* w, float divisor, std::span<const Index> tok
 /// out           [rows, head_dim]
 void weighted_values(const double* coefficients, Index rows, std::span<const Index> tokens,
                      const float* values, Index head_dim, double* out);
+
+/// out[r * stride + t] = a² ‖v_t - o_r‖², a = coefficients[r, t]: the squared pull of one token on a row's
+/// output.
+///
+/// order: ‖·‖² in double, 8 partial sums by dimension (partial p takes d mod 8 = p, ascending), each a fused
+/// multiply-add of the difference with itself, then the tree s[p] += s[p + 4], +2, +1; (a · a) · ‖·‖²,
+/// rounded at each product
+///
+/// coefficients  [rows, tokens] probabilities
+/// values        [tokens, head_dim], consecutive tokens
+/// outputs       [rows, head_dim]
+/// out           [rows, stride]
+void squared_pulls(const double* coefficients, Index rows, Index tokens, const float* values,
+                   const double* outputs, Index head_dim, double* out, Index stride);
+
+/// sums[r] = sum of x[r * stride + t] over the listed tokens, ascending.
+void sum_listed(const double* x, Index rows, Index stride, std::span<const Index> tokens, double* sums);
 
 }  // namespace hae::kernels

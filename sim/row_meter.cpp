@@ -42,6 +42,7 @@ RowMeter::RowMeter(const SequenceInfo& info, View<const float, 3> values)
 void RowMeter::form_outputs(const WeightBlock& block) {
   const Index head_dim = *info_.head_dim;
   outputs_.resize(static_cast<std::size_t>(info_.query_heads * block.rows() * head_dim));
+  pulls_.resize(static_cast<std::size_t>(info_.query_heads * block.rows() * block.stride));
   Index first = block.stride;
   Index keys = 0;
   for (const std::vector<Range>& visible : block.visible) {
@@ -61,6 +62,9 @@ void RowMeter::form_outputs(const WeightBlock& block) {
     }
     kernels::weighted_values(coefficients_.data(), rows, resident_, values_[k].data(), head_dim,
                              outputs_.data() + k * rows * head_dim);
+    kernels::squared_pulls(coefficients_.data(), rows, keys - first, values_[k][first].data(),
+                           outputs_.data() + k * rows * head_dim, head_dim,
+                           pulls_.data() + k * rows * block.stride + first, block.stride);
   }
   outputs_formed_ = true;
 }
@@ -77,9 +81,6 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
     }
     const auto evicted = static_cast<double>(
         kernels::sum_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
-    const auto squares = static_cast<double>(
-        kernels::squares_dropped(block.row(h, block_row), rows.keep_of_head(h), block.stride));
-    measured.missed_concentration = std::min(1.0, squares / (all * all));
     const auto resident = static_cast<double>(rows.resident_sum(h, row));
     measured.removed_all = resident == 0.0;
     if (measured.removed_all) {
@@ -190,6 +191,7 @@ void RowMeter::measure_outputs(const Rows& rows, Index row, Index kv_head) {
   for (Index j = visible.front().begin; j < visible.back().end; ++j) {
     (keep[j] == 0.0f ? evicted_ : resident_).push_back(j);
   }
+  measure_pulls(rows.block(), static_cast<Index>(rows.block_row(row)), first_head);
   by_complement_.clear();
   by_residents_.clear();
   for (Index h = first_head; h < first_head + info_.group_heads(); ++h) {
@@ -204,6 +206,20 @@ void RowMeter::measure_outputs(const Rows& rows, Index row, Index kv_head) {
   }
   measure_outputs_of(rows, row, kv_head, by_complement_, evicted_, true);
   measure_outputs_of(rows, row, kv_head, by_residents_, resident_, false);
+}
+
+/// Of the query heads of one KV head, over what their lane evicted.
+void RowMeter::measure_pulls(const WeightBlock& block, Index block_row, Index first_head) {
+  const Index heads = info_.group_heads();
+  missed_pulls_.resize(static_cast<std::size_t>(heads));
+  kernels::sum_listed(pulls_.data() + (first_head * block.rows() + block_row) * block.stride, heads,
+                      block.rows() * block.stride, evicted_, missed_pulls_.data());
+  for (Index g = 0; g < heads; ++g) {
+    if (block.sum(first_head + g, block_row) > 0.0f) {
+      measured_[static_cast<std::size_t>(first_head + g)].missed_pull =
+          missed_pulls_[static_cast<std::size_t>(g)];
+    }
+  }
 }
 
 void RowMeter::measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,

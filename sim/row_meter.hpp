@@ -12,10 +12,10 @@ namespace hae {
 /// Measures rows of one layer against what a cache evicted (definitions: sim/metrics.hpp).
 class RowMeter {
  public:
-  /// values  [kv_heads, T, head_dim], or empty: then there are no output errors
+  /// values  [kv_heads, T, head_dim], or empty: then there are no output errors and no pulls
   RowMeter(const SequenceInfo& info, View<const float, 3> values);
 
-  /// Forgets the outputs of an earlier block. Call before measuring rows of a block.
+  /// Forgets the outputs and pulls of an earlier block. Call before measuring rows of a block.
   void begin() {
     outputs_formed_ = false;
     top_row_ = -1;
@@ -24,7 +24,7 @@ class RowMeter {
   /// The metrics of one query head's row; NaN where the row is not in a metric's population.
   struct Measured {
     double missed_mass;
-    double missed_concentration;
+    double missed_pull;
     double kl;
     double output_error;
     double output_error_relative;
@@ -51,6 +51,7 @@ class RowMeter {
                          Index count, double all, Index stride);
   void form_outputs(const WeightBlock& block);
   void measure_outputs(const Rows& rows, Index row, Index kv_head);
+  void measure_pulls(const WeightBlock& block, Index block_row, Index first_head);
   void measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,
                           const std::vector<Index>& tokens, bool complement);
 
@@ -58,9 +59,11 @@ class RowMeter {
   View<const float, 3> values_;
   bool outputs_formed_ = false;
   std::vector<double> outputs_;  ///< [query_heads, rows, head_dim] full-cache outputs of the block
+  std::vector<double> pulls_;    ///< [query_heads, rows, stride] squared pulls of its keys, by position
   std::vector<Measured> measured_;
   std::vector<Index> evicted_;
   std::vector<Index> resident_;
+  std::vector<double> missed_pulls_;  ///< [group heads]
   std::vector<Index> by_complement_;  ///< heads whose o' is formed from what was evicted
   std::vector<Index> by_residents_;
   std::vector<double> coefficients_;

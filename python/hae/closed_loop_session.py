@@ -35,7 +35,7 @@ SCHEMA = "hae.closed-loop/1"
 CLOSED = ("kl", "agreement", "nll_increase", "token_accuracy", "same", "exact")
 OPEN = (
     ("missed_mass", ("decode", "missed_mass", "mean")),
-    ("missed_concentration", ("decode", "missed_concentration", "mean")),
+    ("missed_pull", ("decode", "missed_pull", "mean")),
     ("output_error_relative", ("decode", "output_error_relative", "mean")),
     ("tokens", ("tokens", "mean")),
 )
@@ -221,7 +221,7 @@ def _table(summary: list[dict[str, Any]]) -> str:
         "token accuracy": "closed.token_accuracy",
         "KL (forced)": "closed.kl",
         "agreement (forced)": "closed.agreement",
-        "missed concentration (open)": "open.missed_concentration",
+        "missed pull (open)": "open.missed_pull",
         "missed mass (open)": "open.missed_mass",
     }
     rows = {

@@ -582,7 +582,7 @@ def test_a_masked_trace_prints_a_dash_and_no_nan(tmp_path):
     assert "nan" not in table.lower()
     assert table.splitlines()[3].split() == [
         *("greedy:budget=1,recent=0", "2.0", "2.0", "0.0"),  # 2 tokens x 2 x 4 bytes
-        # missed mass, optimal, p95, max, missed concentration, relative output error
+        # missed mass, optimal, p95, max, missed pull, relative output error
         *["-"] * 6,
         *("3.0", "3.0"),
     ]

@@ -531,6 +531,8 @@ def test_metrics_of_one_eviction():
     error = abs(2 - float(F32(0.5) / F32(0.75)) * 2)
     assert decode["output_error"] == {"mean": error / 2, "max": error, "p50": 0.0, "p95": error}
     assert decode["output_error_relative"]["max"] == error / 2
+    # Token 0 pulled by .25 * |4 - 2|.
+    assert decode["missed_pull"] == {"mean": 0.125, "max": 0.25, "p50": 0.0, "p95": 0.25}
     assert figures["prefill"] is None
     # 3 residents at both steps; 2 at the end. One token: K and V, 1 dimension, 4 bytes.
     assert figures["tokens"] == {"mean": 3.0, "peak": 3, "final": 2.0}

@@ -54,7 +54,7 @@ def test_figures_are_finite_and_memory_is_equal(result):
     assert len(result["runs"]) == 16 * len(POLICIES)
     for run in result["runs"]:
         assert not run["unequal"]
-        for metric in ("missed_mass", "missed_concentration", "kl", "output_error", "output_error_relative"):
+        for metric in ("missed_mass", "missed_pull", "kl", "output_error", "output_error_relative"):
             for figure in run["decode"][metric].values():
                 assert math.isfinite(figure) and figure >= 0
     for policy in POLICIES[1:-1]:

@@ -57,9 +57,9 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 std::string summary_table(const Json& summary) {
-  std::vector<std::vector<std::string>> rows = {
-      {"policy", "tokens mean", "peak", "KiB mean", "missed mass mean", "optimal", "p95", "max",
-       "missed concentration", "rel. output error", "evictions", "events", ""}};
+  std::vector<std::vector<std::string>> rows = {{"policy", "tokens mean", "peak", "KiB mean",
+                                                 "missed mass mean", "optimal", "p95", "max", "missed pull",
+                                                 "rel. output error", "evictions", "events", ""}};
   for (const Json& policy : summary) {
     rows.push_back(
         {policy["policy"].get<std::string>(), mean_text(policy["tokens.mean"], "{:.1f}"),
@@ -67,7 +67,7 @@ std::string summary_table(const Json& summary) {
          figure_text(policy["decode.missed_mass.mean"], "{:.4f}"),
          mean_text(policy["optimal_mean"], "{:.4f}"), mean_text(policy["decode.missed_mass.p95"], "{:.4f}"),
          mean_text(policy["decode.missed_mass.max"], "{:.4f}"),
-         figure_text(policy["decode.missed_concentration.mean"], "{:.4f}"),
+         figure_text(policy["decode.missed_pull.mean"], "{:.4f}"),
          figure_text(policy["decode.output_error_relative.mean"], "{:.4f}"),
          mean_text(policy["evictions"], "{:.1f}"), mean_text(policy["events"], "{:.1f}"),
          policy["unequal"].get<bool>() ? "unequal" : ""});

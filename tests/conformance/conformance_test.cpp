@@ -270,7 +270,7 @@ TEST_P(PolicyContract, EveryRowIsMeasuredAndFinite) {
     const Index rows = trace.info.layers * trace.info.query_heads * trace.info.steps();
     const Index measured = rows - masked_decode_rows(trace);
     EXPECT_EQ(numbers(Metric::missed_mass), measured) << name;
-    EXPECT_EQ(numbers(Metric::missed_concentration), measured) << name;
+    EXPECT_EQ(numbers(Metric::missed_pull), measured) << name;
     EXPECT_LE(std::ranges::count_if(result.decode.all(Metric::missed_mass), [](double m) { return m > 1.0; }),
               0)
         << name;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <fstream>
@@ -173,6 +174,59 @@ TEST(Kernels, WeightedValuesEqualPlainSums) {
       }
       EXPECT_EQ(out[r * kHeadDim + i], expected);
     }
+  }
+}
+
+TEST(Kernels, SquaredPullsAddDimensionsInTheStatedOrder) {
+  constexpr Index kRows = 3;
+  constexpr Index kTokens = 37;
+  constexpr Index kStride = 40;
+  for (const Index head_dim : {1, 7, 8, 9, 64, 130}) {
+    std::vector<float> v(static_cast<std::size_t>(kTokens * head_dim));
+    std::vector<double> o(static_cast<std::size_t>(kRows * head_dim));
+    std::vector<double> a(kRows * kTokens);
+    std::ranges::generate(v, [i = 0]() mutable { return std::sin(static_cast<float>(i++)); });
+    std::ranges::generate(o, [i = 0]() mutable { return std::cos(static_cast<double>(i++)); });
+    std::ranges::generate(a,
+                          [i = 0]() mutable { return static_cast<double>(1.0f / static_cast<float>(++i)); });
+    std::vector<double> out(kRows * kStride);
+    kernels::squared_pulls(a.data(), kRows, kTokens, v.data(), o.data(), head_dim, out.data(), kStride);
+    for (Index r = 0; r < kRows; ++r) {
+      for (Index t = 0; t < kTokens; ++t) {
+        double sums[8] = {};
+        for (Index d = 0; d < head_dim; ++d) {
+          const double difference = static_cast<double>(v[static_cast<std::size_t>(t * head_dim + d)]) -
+                                    o[static_cast<std::size_t>(r * head_dim + d)];
+          sums[d % 8] = std::fma(difference, difference, sums[d % 8]);
+        }
+        for (const Index half : {4, 2, 1}) {
+          for (Index p = 0; p < half; ++p) {
+            sums[p] += sums[p + half];
+          }
+        }
+        const double probability = a[static_cast<std::size_t>(r * kTokens + t)];
+        EXPECT_EQ(out[static_cast<std::size_t>(r * kStride + t)], probability * probability * sums[0])
+            << head_dim;
+      }
+    }
+  }
+}
+
+TEST(Kernels, ListedNumbersAreAddedFromTheFirstToTheLast) {
+  // 2^53 + 1 is a tie that goes to the even 2^53, and so again; from the last, 1 + 1 + 2^53 is 2^53 + 2.
+  // Each of six rows holds it r times over.
+  constexpr Index kStride = 7;
+  std::vector<double> x(6 * kStride, 100.0);
+  for (std::size_t r = 0; r < 6; ++r) {
+    x[r * kStride + 1] = static_cast<double>(r) * 0x1p53;
+    x[r * kStride + 2] = x[r * kStride + 5] = static_cast<double>(r);
+  }
+  std::vector<double> sums(6);
+  kernels::sum_listed(x.data(), 2, kStride, std::vector<Index>{1, 2, 5}, sums.data());
+  EXPECT_EQ(sums[1], 0x1p53);
+  kernels::sum_listed(x.data(), 6, kStride, std::vector<Index>{2, 5}, sums.data());
+  for (std::size_t r = 0; r < 6; ++r) {
+    EXPECT_EQ(sums[r], 2.0 * static_cast<double>(r));
   }
 }
 

@@ -87,25 +87,95 @@ std::string draw_spec() {
 // (n/32 + 5) 2^-24; the tests use the bound for n = 64, twice for a quotient, and a factor of two to spare.
 constexpr double kSumError = 2.0 * 2.0 * 7.0 * 0x1p-24;
 
-TEST(Metrics, MissedConcentrationIsTheSumOfSquaredProbabilitiesOfEvictedTokens) {
-  testing::check_interesting("concentration", 0.4, [] {
+/// How far the tokens of a row pull its output, in long double, and how far off the engine may be.
+struct PlainPulls {
+  std::vector<long double> pull;   ///< a_j ‖v_j - o‖₂
+  std::vector<long double> bound;  ///< of its error
+  long double largest = 0;         ///< of |v|, over the row's keys
+};
+
+// The engine's a is off by at most kSumError, relative, or by a subnormal's rounding; so is then a term of o
+// by as much of |a v|, o in each dimension by as much of the largest |v|, and ‖v_j - o‖ by √d times that.
+// Rounding in double, here and there, is below what kSumError leaves to spare.
+PlainPulls plain_pulls(const MemoryTrace& trace, const PlainRow& row, Index layer, Index head) {
+  const SequenceInfo& info = trace.info;
+  const Index d = *info.head_dim;
+  const float* v =
+      trace.values[static_cast<std::size_t>(layer)].data() + head / info.group_heads() * info.tokens * d;
+  PlainPulls pulls;
+  std::vector<long double> output(static_cast<std::size_t>(d), 0.0L);
+  for (std::size_t j = 0; j < row.a.size(); ++j) {
+    for (Index i = 0; i < d; ++i) {
+      const long double value = v[static_cast<Index>(j) * d + i];
+      output[static_cast<std::size_t>(i)] += static_cast<long double>(row.a[j]) * value;
+      pulls.largest = std::max(pulls.largest, std::abs(value));
+    }
+  }
+  const long double shift = (kSumError + 0x1p-140L) * pulls.largest * std::sqrt(static_cast<long double>(d));
+  for (std::size_t j = 0; j < row.a.size(); ++j) {
+    long double squares = 0.0L;
+    for (Index i = 0; i < d; ++i) {
+      const long double x = v[static_cast<Index>(j) * d + i] - output[static_cast<std::size_t>(i)];
+      squares += x * x;
+    }
+    const long double a = row.a[j];
+    const long double error = a * kSumError + 0x1p-149L;
+    pulls.pull.push_back(a * std::sqrt(squares));
+    pulls.bound.push_back(error * std::sqrt(squares) + (a + error) * shift);
+  }
+  return pulls;
+}
+
+TEST(Metrics, MissedPullIsTheSumOfSquaredPullsOfEvictedTokens) {
+  testing::check_interesting("missed pull", 0.4, [] {
     const MemoryTrace trace = *attention_traces();
     RunResult result = run(trace, draw_spec());
-    const auto check = [&](const PlainRow& row, Index layer, Index head, Index step) {
-      double squares = 0.0;
-      double largest = 0.0;
+    return 0 < for_each_row(trace, result, [&](const PlainRow& row, Index layer, Index head, Index step) {
+             const PlainPulls pulls = plain_pulls(trace, row, layer, head);
+             long double missed = 0.0L;
+             long double bound = 0.0L;
+             for (std::size_t j = 0; j < row.a.size(); ++j) {
+               if (row.kept[j] == 0.0) {  // evicted, or without a pull
+                 missed += pulls.pull[j] * pulls.pull[j];
+                 bound += (2.0L * pulls.pull[j] + pulls.bound[j]) * pulls.bound[j];
+               }
+             }
+             const double measured = result.decode.at(Metric::missed_pull, layer, head, step - 1);
+             RC_ASSERT(std::abs(measured - missed) <= bound);
+           });
+  });
+}
+
+// Without token j alone o' = (o - a_j v_j) / (1 - a_j), so o - o' = a_j (v_j - o) / (1 - a_j).
+TEST(Metrics, TheOutputErrorOfOneEvictedTokenIsItsPull) {
+  testing::check_interesting("pull of one token", 0.2, [] {
+    const MemoryTrace trace = *attention_traces();
+    RunResult result = run(trace, draw_spec());
+    Index rows = 0;
+    for_each_row(trace, result, [&](const PlainRow& row, Index layer, Index head, Index step) {
+      const auto is_missed = [&](std::size_t j) { return row.kept[j] == 0.0 && row.a[j] > 0.0; };
+      std::vector<std::size_t> missed;
       for (std::size_t j = 0; j < row.a.size(); ++j) {
-        if (row.kept[j] == 0.0) {
-          squares += row.a[j] * row.a[j];
-          largest = std::max(largest, row.a[j]);
+        if (is_missed(j)) {
+          missed.push_back(j);
         }
       }
-      const double measured = result.decode.at(Metric::missed_concentration, layer, head, step - 1);
-      // One more rounding for each square, and the total enters twice. Squares may be subnormal.
-      RC_ASSERT(std::abs(measured - squares) <= 2.0 * kSumError * squares + 0x1p-120);
-      RC_ASSERT(measured <= row.missed * largest * (1.0 + 4.0 * kSumError) + 0x1p-24);
-    };
-    return for_each_row(trace, result, check) > 0;
+      if (missed.size() != 1) {
+        return;
+      }
+      ++rows;
+      const PlainPulls pulls = plain_pulls(trace, row, layer, head);
+      const std::size_t token = missed.front();
+      const double left = 1.0 - row.a[token];
+      const double error = result.decode.at(Metric::output_error, layer, head, step - 1);
+      const double pull = std::sqrt(result.decode.at(Metric::missed_pull, layer, head, step - 1));
+      // The error of o - o': that of o, and that of o' = Σ a' v, a' off by as much as a, or by the quotient.
+      const long double rounding = 2.0L * kSumError * pulls.largest *
+                                   std::sqrt(static_cast<long double>(*trace.info.head_dim)) /
+                                   std::max(0.5, left);
+      RC_ASSERT(std::abs(error * left - pull) <= rounding * left + pulls.bound[token]);
+    });
+    return rows > 0;
   });
 }
 

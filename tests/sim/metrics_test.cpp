@@ -34,6 +34,7 @@ TEST(Summary, UsesNearestRanks) {
 //   scores after the prompt: s0 = 1 + 0.75, s1 = 0.25, so token 1 goes.
 //   decode row (0.5, 0.25, 0.25): missed mass 0.25, a' = (2/3, -, 1/3).
 //   v0 = (1, 0), v1 = (0, 4), v2 = (0, 0): o = (0.5, 1), o' = (2/3, 0), o - o' = (-1/6, 1).
+//   missed pull: 0.25² ‖(0, 4) - (0.5, 1)‖² = 0.0625 · 9.25.
 TEST(Metrics, AreTheirDefinitionsByHand) {
   testing::MemoryTrace trace =
       attention_trace({{{{1.0f}, {0.75f, 0.25f}, {0.5f, 0.25f, 0.25f}}}}, 2, {-1, -1, -1});
@@ -47,6 +48,7 @@ TEST(Metrics, AreTheirDefinitionsByHand) {
   const double error = std::sqrt(1.0 / 36.0 + 1.0);
   EXPECT_NEAR(result.decode.at(Metric::output_error, 0, 0, 0), error, 1e-7);  // a' is float32: 2^-24 relative
   EXPECT_NEAR(result.decode.at(Metric::output_error_relative, 0, 0, 0), error / std::sqrt(1.25), 1e-7);
+  EXPECT_EQ(result.decode.at(Metric::missed_pull, 0, 0, 0), 0.0625 * 9.25);
   EXPECT_EQ(result.top_now.at(0),
             0.25);  // two residents: the two largest of (0.5, 0.25, 0.25) leave 0.25 out
 }
@@ -95,20 +97,39 @@ TEST(Metrics, ARowThatLostAllItsMassIsCountedAndHasNoKl) {
   RunResult result = run(trace, "greedy:budget=1,recent=0");
   EXPECT_EQ(result.removed_all_rows, 1);
   EXPECT_EQ(result.decode.at(Metric::missed_mass, 0, 0, 0), 1.0);
-  EXPECT_EQ(result.decode.at(Metric::missed_concentration, 0, 0, 0), 1.0);
   EXPECT_TRUE(std::isnan(result.decode.at(Metric::kl, 0, 0, 0)));
 }
 
-TEST(Metrics, MissedConcentrationIsTheSumOfSquaresOfWhatWasEvicted) {
-  // A window of one recent token evicts 0 when 2 comes and 1 when 3 comes. The row of token 2 sees 1 and
-  // itself: 0.5^2 is missed. The row of token 3 sees 2 and itself: 0.5^2 + 0.25^2 are.
-  const testing::MemoryTrace trace = attention_trace(
-      {{{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.5f, 0.25f, 0.125f, 0.125f}}}}, 2, {-1, -1, -1, -1});
-  RunResult result = run(trace, "window:sinks=0,recent=1");
+/// Head_dim 1, v = 1, 3, 5, 7. A window of one recent token evicts 0 when 2 comes and 1 when 3 comes, so the
+/// row of token 2 attends to 1 and itself, and the row of token 3 to 2 and itself, to which it gives nothing.
+testing::MemoryTrace trace_of_pulls() {
+  testing::MemoryTrace trace = attention_trace(
+      {{{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.5f, 0.5f, 0.0f, 0.0f}}}}, 2, {-1, -1, -1, -1});
+  trace.info.head_dim = 1;
+  trace.info.has_values = true;
+  trace.values = {{1.0f, 3.0f, 5.0f, 7.0f}};
+  return trace;
+}
+
+TEST(Metrics, MissedPullIsTheSumOfTheSquaredPullsOfWhatWasEvicted) {
+  // Row of token 2: o = 0.5 · 1 + 0.25 · 3 + 0.25 · 5 = 2.5; token 0 is evicted: (0.5 · 1.5)² = 0.5625.
+  // Row of token 3: o = 0.5 · 1 + 0.5 · 3 = 2; tokens 0 and 1 are: (0.5 · 1)² twice. It lost all its mass, so
+  // there is no o' to compare with, and its missed pull is counted still.
+  RunResult result = run(trace_of_pulls(), "window:sinks=0,recent=1");
   EXPECT_EQ(testing::brief(result.log), "0/0/-1/0 1/0/-1/1 2/0/-1/2");
-  EXPECT_EQ(result.decode.at(Metric::missed_concentration, 0, 0, 0), 0.25);
-  EXPECT_EQ(result.decode.at(Metric::missed_concentration, 0, 0, 1), 0.25 + 0.0625);
-  EXPECT_EQ(result.decode.at(Metric::missed_mass, 0, 0, 1), 0.75);
+  EXPECT_EQ(result.decode.at(Metric::missed_pull, 0, 0, 0), 0.5625);
+  EXPECT_EQ(result.decode.at(Metric::missed_pull, 0, 0, 1), 0.5);
+  EXPECT_EQ(result.removed_all_rows, 1);
+  EXPECT_TRUE(std::isnan(result.decode.at(Metric::output_error, 0, 0, 1)));
+}
+
+TEST(Metrics, WithoutValuesThereIsNoMissedPull) {
+  testing::MemoryTrace trace = trace_of_pulls();
+  trace.info.has_values = false;
+  trace.values.clear();
+  const RunResult result = run(trace, "window:sinks=0,recent=1");
+  EXPECT_FALSE(summarise(result.decode.all(Metric::missed_pull)).has_value());
+  EXPECT_TRUE(summarise(result.decode.all(Metric::missed_mass)).has_value());
 }
 
 TEST(Metrics, AMaskedRowIsInNoAggregateAndCounted) {
