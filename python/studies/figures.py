@@ -236,6 +236,7 @@ FIGURES: dict[str, Callable[[Lost], float]] = {
     "lost squared probability, max over heads, mean": lambda x: float(
         _lost_power(x, 2).max(1).mean()
     ),
+    "lost squared a |v - o|, mean": lambda x: float(_lost_pull(x).sum(-1).mean()),
     "lost squared a |v - o| / squared a |v - o|, of all rows": lambda x: float(
         _lost_pull(x).sum() / x.recorded.pull.sum()
     ),

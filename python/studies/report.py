@@ -25,7 +25,7 @@ from tables import CHOSEN, MISSED_MASS  # noqa: E402
 TEMPLATE = Path(__file__).with_name("closed-loop.md")
 PLOTTED = {
     "missed mass": MISSED_MASS,
-    "missed concentration": CHOSEN,
+    "missed pull": CHOSEN,
     "relative output error": OUTPUT_ERROR,
 }
 

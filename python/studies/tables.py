@@ -8,7 +8,7 @@ from intervals import Estimate, mean_of, share_of
 from measured import Part
 
 MISSED_MASS = "missed mass, mean"
-CHOSEN = "lost squared probability, mean"  # `missed_concentration` of hae compare
+CHOSEN = "lost squared a |v - o|, mean"  # `missed_pull` of hae compare
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -68,7 +68,7 @@ DIFFERENCES = {
     "token accuracy": "token_accuracy",
     "KL": "kl",
     "missed mass": MISSED_MASS,
-    "missed concentration": CHOSEN,
+    "missed pull": CHOSEN,
 }
 
 

@@ -168,9 +168,8 @@ def test_every_cell_is_measured_on_every_board(measured):
         # At attention time greedy holds l + 1, and DDES up to l + 16.
         assert part.of("peak", spec).between(budget + 1, budget + 16).all()
         assert part.of(MISSED_MASS, spec).between(0, 1).all()
-    # A figure that the program computes too has its value there.
-    trace_free = part.of(CHOSEN, cells.BOARD_CELLS[0])
-    assert (trace_free <= part.of(MISSED_MASS, cells.BOARD_CELLS[0])).all()
+        # Squares, of which the policy, which evicts, loses some.
+        assert (part.of(CHOSEN, spec) > 0).all()
 
 
 def test_what_is_there_is_not_measured_again(measured):
@@ -188,7 +187,7 @@ def test_what_is_there_is_not_measured_again(measured):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, measured) -> Path:
-    """Of measurements in which missed_concentration is the loss and missed mass its reverse."""
+    """Of measurements in which missed_pull is the loss and missed mass its reverse."""
     folder = tmp_path_factory.mktemp("planted")
     for part, specs in SPECS.items():
         lines = []
@@ -215,7 +214,7 @@ def row(text: str, start: str) -> list[str]:
 def test_the_page_finds_the_planted_figure(page):
     text = (page / "closed-loop.md").read_text()
     boards = text.split("### Test boards")[1].split("### ")[0]
-    assert row(boards, "**missed_concentration**")[1:5] == [
+    assert row(boards, "**missed_pull**")[1:5] == [
         "1.00 (1.00 to 1.00)",
         "1.00 (1.00 to 1.00)",
         "1.00",
