@@ -40,8 +40,8 @@ LN_RELATIVE, LN_ABSOLUTE = 1e-12, 1e-15
 OUTPUT_RELATIVE, OUTPUT_ABSOLUTE = 1e-6, 40 * 2.0**-24
 # Both form the same a and o. Of squares over at most 16 dimensions the program rounds a fused
 # multiply-add where the oracle rounds a square and a sum: with the tree and the product by a^2 each
-# is within 6 * 2^-53, relative. All terms are >= 0, so sums keep that and add 2^-53 a term on either
-# side: 4,000 tokens and rows.
+# is within 6 * 2^-53, relative. All terms are >= 0, so sums keep that and add 2^-53 a term on
+# either side: 4,000 tokens and rows.
 PULL_RELATIVE = (2 * 6 + 2 * 4000) * 2.0**-53
 
 # What the cases must contain for this test to mean anything, in (trace, policy) pairs.

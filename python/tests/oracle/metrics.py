@@ -135,9 +135,9 @@ def _outputs(shares, values):
 
 
 def _missed_pulls(shares, values, outputs, gone):
-    """sum over evicted j, ascending, of a_j^2 |v_j - o|^2, the squares over dimensions as the metric
-    states them but for the fused multiply-adds, which numpy lacks: [row, key], [key, dimension] and
-    [row, dimension] -> [row]
+    """sum over evicted j, ascending, of a_j^2 |v_j - o|^2, the squares over dimensions in the stated
+    order but for the fused multiply-adds, which numpy lacks: [row, key], [key, dimension] and [row,
+    dimension] -> [row]
     """
     shares, values = shares.astype(np.float64), values.astype(np.float64)
     missed = np.zeros(shares.shape[0])
