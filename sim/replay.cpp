@@ -11,15 +11,6 @@
 namespace hae {
 namespace {
 
-void for_each(const ForEach& parallel, Index count, const std::function<void(Index)>& task) {
-  if (parallel) {
-    return parallel(count, task);
-  }
-  for (Index i = 0; i < count; ++i) {
-    task(i);
-  }
-}
-
 /// Replays one sequence: all layers' prefill in order, then each layer's decode.
 class SequenceReplay {
  public:
@@ -102,13 +93,8 @@ class SequenceReplay {
     }
   }
 
-  /// Rows whose weights fill about 4 MiB.
   [[nodiscard]] Index block_rows() const {
-    if (options_.block_rows > 0) {
-      return options_.block_rows;
-    }
-    const Index row_bytes = info_.query_heads * kernels::padded(info_.tokens) * Index{sizeof(float)};
-    return std::clamp<Index>((Index{4} << 20) / row_bytes, 1, 96);
+    return options_.block_rows > 0 ? options_.block_rows : weight_block_rows(info_);
   }
 
   void prefill(Index layer) {
@@ -279,6 +265,15 @@ class SequenceReplay {
 };
 
 }  // namespace
+
+void for_each(const ForEach& parallel, Index count, const std::function<void(Index)>& task) {
+  if (parallel) {
+    return parallel(count, task);
+  }
+  for (Index i = 0; i < count; ++i) {
+    task(i);
+  }
+}
 
 std::vector<RunResult> replay(Sequence& sequence, const std::vector<std::shared_ptr<const Policy>>& policies,
                               const ReplayOptions& options, const std::string& where) {

@@ -16,6 +16,9 @@ namespace hae {
 /// tasks throw, it throws what the one of lowest index among them threw.
 using ForEach = std::function<void(Index count, const std::function<void(Index)>& task)>;
 
+/// Runs tasks by `parallel`, or where that is empty one after another.
+void for_each(const ForEach& parallel, Index count, const std::function<void(Index)>& task);
+
 struct ReplayOptions {
   NanRule nan = NanRule::error;
 

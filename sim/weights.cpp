@@ -10,6 +10,12 @@
 #include "sim/text.hpp"
 
 namespace hae {
+
+Index weight_block_rows(const SequenceInfo& info) {
+  const Index row_bytes = info.query_heads * kernels::padded(info.tokens) * Index{sizeof(float)};
+  return std::clamp<Index>((Index{4} << 20) / row_bytes, 1, 96);
+}
+
 LayerWeights::LayerWeights(const SequenceInfo& info, Index layer, Index keys, LayerPayload& payload,
                            NanRule rule, std::string where)
     : info_(info),

@@ -17,6 +17,9 @@ enum class NanRule {
   lowest,  ///< the weight counts as +0, and is counted
 };
 
+/// Query rows whose weights fill about 4 MiB: how many to form at a time.
+Index weight_block_rows(const SequenceInfo& info);
+
 /// Forms the full-cache weights of one layer: recomputed from Q and K by the canonical arithmetic, or read.
 class LayerWeights {
  public:

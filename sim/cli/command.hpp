@@ -35,5 +35,7 @@ void add_policies(CLI::App& app);
 void add_replay(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_rerun(CLI::App& app);
+void add_stats(CLI::App& app);
+void add_memory(CLI::App& app);
 
 }  // namespace hae::cli

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <mutex>
 
 #include "analysis/optimal.hpp"
 #include "sim/cli/parallel.hpp"
@@ -87,11 +86,10 @@ class Comparison {
   std::vector<RunRecord> replay_sequence(const SequenceSource& source) {
     const std::string where = source.trace->name();
     const std::unique_ptr<Sequence> sequence = source.trace->open(source.index_in_trace);
-    double shown = 0.0;
     ReplayOptions replay_options;
     replay_options.nan = options_.nan;
     replay_options.for_each = parallel_.for_each();
-    replay_options.progress = [&](double share) { show(share, shown); };
+    replay_options.progress = progress_.task();
     Policies policies;
     for (const PolicySource& policy : sources_) {
       policies.push_back(policy.of(sequence->info(), source.trace_sha256));
@@ -120,22 +118,11 @@ class Comparison {
     return records;
   }
 
-  /// Adds what a sequence has advanced since its last call. A reading begun again shows no progress of its
-  /// own.
-  void show(double share, double& shown) {
-    const std::scoped_lock lock(progress_mutex_);
-    done_ += std::max(0.0, share - shown);
-    shown = std::max(shown, share);
-    progress_(done_);
-  }
-
   const std::vector<SequenceSource>& sequences_;
   const std::vector<PolicySource>& sources_;
   const ComparisonOptions& options_;
-  const std::function<void(double)>& progress_;
+  ProgressSum progress_;
   Parallel parallel_;
-  std::mutex progress_mutex_;
-  double done_ = 0.0;
 };
 
 }  // namespace

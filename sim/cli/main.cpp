@@ -46,6 +46,7 @@ void build(CLI::App& app) {
   add_replay(app);
   add_compare(app);
   add_rerun(app);
+  add_stats(app);
 }
 
 /// Whether `word` is meant as a subcommand this program does not know.

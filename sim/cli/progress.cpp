@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 
 namespace hae::cli {
 
@@ -37,6 +38,15 @@ void Progress::show(double done) {
   fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {:.0f} s left\033[K", label_, "", filled, "",
              kWidth - filled, share * 100.0, left);
   std::fflush(stderr);
+}
+
+std::function<void(double)> ProgressSum::task() {
+  return [this, shown = std::make_shared<double>(0.0)](double share) {
+    const std::scoped_lock lock(mutex_);
+    done_ += std::max(0.0, share - *shown);
+    *shown = std::max(*shown, share);
+    show_(done_);
+  };
 }
 
 }  // namespace hae::cli

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <mutex>
 #include <string>
 
 namespace hae::cli {
@@ -24,6 +26,22 @@ class Progress {
   bool drawn_ = false;
   std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point last_;
+};
+
+/// Adds up what tasks that run beside each other have done.
+class ProgressSum {
+ public:
+  /// show  is told the sum over tasks of the share that is done; it may throw to stop them
+  explicit ProgressSum(std::function<void(double)> show) : show_(std::move(show)) {}
+
+  /// For one task, which tells the share of it that is done, in [0, 1]. A reading begun again shows no
+  /// progress of its own.
+  std::function<void(double)> task();
+
+ private:
+  std::function<void(double)> show_;
+  std::mutex mutex_;
+  double done_ = 0.0;
 };
 
 }  // namespace hae::cli

@@ -10,11 +10,6 @@
 namespace hae::cli {
 namespace {
 
-template <typename Value>
-Json json_or_null(const std::optional<Value>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
 Json metric_json(const std::optional<Summary>& summary) {
   if (!summary) {
     return {{"mean", nullptr}, {"max", nullptr}, {"p50", nullptr}, {"p95", nullptr}};
@@ -180,6 +175,40 @@ Json group_interval(const std::vector<std::pair<std::string, double>>& observati
   return {{"mean", sum / static_cast<double>(means.size())},
           {"interval95", interval ? Json::array({interval->low, interval->high}) : Json(nullptr)},
           {"groups", means.size()}};
+}
+
+Json group_intervals(const std::vector<std::pair<std::string, Json>>& results) {
+  std::vector<std::pair<std::string, double>> observations;
+  std::vector<std::string> order;  // keys, or indices of array elements
+  std::map<std::string, std::vector<std::pair<std::string, Json>>> parts;
+  for (const auto& [group, result] : results) {
+    if (result.is_number()) {
+      observations.emplace_back(group, result.get<double>());
+    }
+    if (!result.is_structured()) {
+      continue;
+    }
+    for (const auto& [key, part] : result.items()) {
+      if (parts[key].empty()) {
+        order.push_back(key);
+      }
+      parts[key].emplace_back(group, part);
+    }
+  }
+  if (order.empty()) {
+    return group_interval(observations);
+  }
+  const bool are_arrays = std::ranges::any_of(results, [](const auto& of) { return of.second.is_array(); });
+  Json summary = are_arrays ? Json::array() : Json::object();
+  for (const std::string& key : order) {
+    Json part = group_intervals(parts[key]);
+    if (are_arrays) {
+      summary.push_back(std::move(part));
+    } else {
+      summary[key] = std::move(part);
+    }
+  }
+  return summary;
 }
 
 std::optional<double> figure(const Json& run, std::string_view path) {

@@ -34,6 +34,18 @@ Json summary_json(const Json& runs, const std::vector<std::string>& groups);
 /// observations  (group, value) of each sequence
 Json group_interval(const std::vector<std::pair<std::string, double>>& observations);
 
+/// Several results of one form as one: every number becomes its group_interval. Keys and array elements that
+/// only some have are averaged over these.
+///
+/// results  (group, result) of each sequence
+Json group_intervals(const std::vector<std::pair<std::string, Json>>& results);
+
+/// The number, or null.
+template <typename Value>
+Json json_or_null(const std::optional<Value>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
 /// A whole result.
 Json result_json(const Json& manifest, const Json& runs, const Json& summary);
 

@@ -30,10 +30,6 @@ std::string figure_text(const Json& figure, const char* format, double unit = 1.
   return mean + " ± " + number(figure["interval95"][1].get<double>() - figure["mean"].get<double>());
 }
 
-std::string mean_text(const Json& figure, const char* format) {
-  return figure.is_null() ? "-" : fmt::format(fmt::runtime(format), figure["mean"].get<double>());
-}
-
 }  // namespace
 
 std::string format_table(const std::vector<std::vector<std::string>>& rows) {
@@ -54,6 +50,10 @@ std::string format_table(const std::vector<std::vector<std::string>>& rows) {
     text += '\n';
   }
   return text;
+}
+
+std::string mean_text(const Json& figure, const char* format) {
+  return figure.is_null() ? "-" : fmt::format(fmt::runtime(format), figure["mean"].get<double>());
 }
 
 std::string summary_table(const Json& summary) {

@@ -10,6 +10,9 @@ namespace hae::cli {
 /// Left-aligned first column, right-aligned others, two spaces between; widths by code points.
 std::string format_table(const std::vector<std::vector<std::string>>& rows);
 
+/// The mean of a group_interval in a fmt format, `-` for null.
+std::string mean_text(const Json& figure, const char* format);
+
 /// The comparison that a terminal shows: one line a policy, means over groups, 95 % intervals where there are
 /// two groups or more, and what does not compare fairly.
 std::string summary_table(const Json& summary);
