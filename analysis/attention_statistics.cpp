@@ -15,7 +15,7 @@ namespace {
 std::vector<KeyKind> key_kinds(const SequenceInfo& info) {
   std::vector<KeyKind> kinds;
   for (Index j = 0; j < info.tokens; ++j) {
-    kinds.push_back(j >= info.prompt ? KeyKind::generated
+    kinds.push_back(j >= info.prompt    ? KeyKind::generated
                     : info.is_visual(j) ? KeyKind::visual
                                         : KeyKind::prompt_text);
   }
@@ -224,9 +224,8 @@ SparseCount& SparseCount::operator+=(const SparseCount& other) {
 }
 
 std::optional<double> SparseCount::share() const {
-  return probabilities == 0
-             ? std::nullopt
-             : std::optional(static_cast<double>(sparse) / static_cast<double>(probabilities));
+  return probabilities == 0 ? std::nullopt
+                            : std::optional(static_cast<double>(sparse) / static_cast<double>(probabilities));
 }
 
 SparseCount Sparsity::all() const {

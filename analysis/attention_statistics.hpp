@@ -109,8 +109,8 @@ std::vector<AttentionStatistics> attention_statistics(Sequence& sequence, const 
                                                       const std::string& where);
 
 /// One description of several layers: counts and sums of attention are added up, means and variances of
-/// column sums are averaged over the layers that have them, all in the order given. `tokens` of column sums is
-/// the most of any layer.
+/// column sums are averaged over the layers that have them, all in the order given. `tokens` of column sums
+/// is the most of any layer.
 AttentionStatistics over_layers(std::span<const AttentionStatistics> layers);
 
 }  // namespace hae::analysis

@@ -108,6 +108,14 @@ Index total_attention_tokens(const RunResult& run) {
   return std::accumulate(run.attention_tokens.begin(), run.attention_tokens.end(), Index{0});
 }
 
+std::vector<Index> attention_tokens_by_step(const SequenceInfo& info, const RunResult& run) {
+  std::vector<Index> by_step(at(info.steps()), 0);
+  for (std::size_t i = 0; i < run.attention_tokens.size(); ++i) {
+    by_step[i % by_step.size()] += run.attention_tokens[i];
+  }
+  return by_step;
+}
+
 Tokens count_tokens(const SequenceInfo& info, const RunResult& run) {
   Tokens tokens;
   const auto lanes = static_cast<double>(lanes_of(info, run));
@@ -122,19 +130,23 @@ Tokens count_tokens(const SequenceInfo& info, const RunResult& run) {
   return tokens;
 }
 
-std::optional<Bytes> count_bytes(const SequenceInfo& info, const RunResult& run) {
+std::optional<Index> lane_token_bytes(const SequenceInfo& info, const RunResult& run) {
   if (!info.head_dim || !info.element_bytes) {
     return std::nullopt;
   }
-  const Index unit = 2 * *info.head_dim * *info.element_bytes * kv_heads_of_lane(info, run);
+  return 2 * *info.head_dim * *info.element_bytes * kv_heads_of_lane(info, run);
+}
+
+std::optional<Bytes> count_bytes(const SequenceInfo& info, const RunResult& run) {
+  const std::optional<Index> token_bytes = lane_token_bytes(info, run);
+  if (!token_bytes) {
+    return std::nullopt;
+  }
+  const Index unit = *token_bytes;
   Bytes bytes;
   if (info.steps() > 0) {
     bytes.mean = static_cast<double>(total_attention_tokens(run) * unit) / static_cast<double>(info.steps());
-    std::vector<Index> per_step(static_cast<std::size_t>(info.steps()), 0);
-    for (std::size_t i = 0; i < run.attention_tokens.size(); ++i) {
-      per_step[i % per_step.size()] += run.attention_tokens[i];
-    }
-    bytes.peak = std::ranges::max(per_step) * unit;
+    bytes.peak = std::ranges::max(attention_tokens_by_step(info, run)) * unit;
   }
   bytes.final = std::accumulate(run.final_tokens.begin(), run.final_tokens.end(), Index{0}) * unit;
   bytes.prefill = run.prefill_tokens * unit;

@@ -108,9 +108,16 @@ Index count_moved(const SequenceInfo& info, const EvictionLog& log);
 /// Residents at attention time, summed over lanes and decode steps: an exact total.
 Index total_attention_tokens(const RunResult& run);
 
+/// Residents at the attention of each decode step, summed over layers and lanes. [steps]
+std::vector<Index> attention_tokens_by_step(const SequenceInfo& info, const RunResult& run);
+
 Tokens count_tokens(const SequenceInfo& info, const RunResult& run);
 
-/// tokens * 2 * head_dim * element bytes * KV heads of the lane; none when the trace does not say.
+/// Bytes of one token in one lane: 2 * head_dim * element bytes * KV heads of the lane; none when the trace
+/// does not say.
+std::optional<Index> lane_token_bytes(const SequenceInfo& info, const RunResult& run);
+
+/// tokens * lane_token_bytes; none when the trace does not say.
 std::optional<Bytes> count_bytes(const SequenceInfo& info, const RunResult& run);
 
 /// Whether a run's mean bytes differ from those of `first` by more than max(1 %, one token a lane), compared

@@ -47,6 +47,7 @@ void build(CLI::App& app) {
   add_compare(app);
   add_rerun(app);
   add_stats(app);
+  add_memory(app);
 }
 
 /// Whether `word` is meant as a subcommand this program does not know.

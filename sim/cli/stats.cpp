@@ -91,8 +91,9 @@ Json sparsity_json(const analysis::Sparsity& sparsity) {
 
 Json columns_json(const AttentionStatistics& statistics) {
   const auto described = [](const std::optional<analysis::ColumnSums>& columns) -> Json {
-    return columns ? Json{{"tokens", columns->tokens}, {"mean", columns->mean}, {"variance", columns->variance}}
-                   : Json{{"tokens", 0}, {"mean", nullptr}, {"variance", nullptr}};
+    return columns
+               ? Json{{"tokens", columns->tokens}, {"mean", columns->mean}, {"variance", columns->variance}}
+               : Json{{"tokens", 0}, {"mean", nullptr}, {"variance", nullptr}};
   };
   const auto& [visual, text] = std::tie(statistics.visual_columns, statistics.text_columns);
   std::optional<double> ratio;
@@ -124,8 +125,8 @@ std::optional<double> shared(const std::vector<Index>& layer0, const std::vector
   if (layer0.empty()) {
     return std::nullopt;
   }
-  const auto both = std::ranges::count_if(
-      layer0, [&](Index token) { return std::ranges::binary_search(layer, token); });
+  const auto both =
+      std::ranges::count_if(layer0, [&](Index token) { return std::ranges::binary_search(layer, token); });
   return static_cast<double>(both) / static_cast<double>(layer0.size());
 }
 
@@ -184,7 +185,8 @@ SequenceStatistics describe(const SequenceSource& source, const Arguments& argum
   Json json;
   json["sequence"] = {{"index", source.sequence_index}, {"name", info.name}};
   json["group"] = info.group;
-  json["rows"] = {{"prompt", info.prompt}, {"prompt_stored", info.prompt_rows.size()}, {"decode", info.steps()}};
+  json["rows"] = {
+      {"prompt", info.prompt}, {"prompt_stored", info.prompt_rows.size()}, {"decode", info.steps()}};
   json["visual_tokens"] = std::count_if(info.image.begin(), info.image.begin() + info.prompt,
                                         [](Index image) { return image >= 0; });
   json["layers"] = Json::array();
@@ -240,8 +242,9 @@ void print_by_layer(const Json& summary, std::vector<std::string> heading, const
 }
 
 void print_sparsity(const Json& summary) {
-  fmt::print("\nshare of probabilities at or below the threshold; variance of the attention that a prompt "
-             "token receives from prompt text\n");
+  fmt::print(
+      "\nshare of probabilities at or below the threshold; variance of the attention that a prompt "
+      "token receives from prompt text\n");
   print_by_layer(summary,
                  {"layer", "prefill", "visual", "text", "decode", "visual", "text", "variance visual",
                   "variance text", "ratio"},
@@ -265,9 +268,10 @@ void print_broadcast(const Json& summary, const Arguments& arguments) {
     fmt::print("\nbroadcast: not known, no sequence has all rows of prompt text\n");
     return;
   }
-  fmt::print("\nshare of layer 0's evicted visual tokens that a layer would evict too, and how many it would "
-             "evict (DAP, alpha = {})\n",
-             arguments.alpha);
+  fmt::print(
+      "\nshare of layer 0's evicted visual tokens that a layer would evict too, and how many it would "
+      "evict (DAP, alpha = {})\n",
+      arguments.alpha);
   std::vector<std::string> heading{"layer"};
   for (const double r : arguments.r) {
     heading.push_back(fmt::format("r = {}", r));
@@ -318,9 +322,10 @@ void print_statistics(const Json& result, const Arguments& arguments) {
     decode += sequence["rows"]["decode"].get<Index>();
     masked += sequence["all_layers"]["masked_rows"].get<Index>();
   }
-  fmt::print("{} sequence{}, full cache: {} of {} prompt rows and {} decode rows a layer, {} masked rows; "
-             "means over groups\n",
-             sequences.size(), sequences.size() == 1 ? "" : "s", stored, prompt, decode, masked);
+  fmt::print(
+      "{} sequence{}, full cache: {} of {} prompt rows and {} decode rows a layer, {} masked rows; "
+      "means over groups\n",
+      sequences.size(), sequences.size() == 1 ? "" : "s", stored, prompt, decode, masked);
   print_sparsity(result["summary"]);
   print_broadcast(result["summary"], arguments);
   print_ages(result["summary"], result["options"]["ages"]);
@@ -354,7 +359,9 @@ void run(const Arguments& arguments) {
   std::vector<SequenceStatistics> sequences(sources.size());
   parallel.in_order(
       static_cast<Index>(sources.size()),
-      [&](Index i) { sequences[at(i)] = describe(sources[at(i)], arguments, options, parallel, progress.task()); },
+      [&](Index i) {
+        sequences[at(i)] = describe(sources[at(i)], arguments, options, parallel, progress.task());
+      },
       [](Index) {});
   Json result{{"schema", kSchema}, {"manifest", made_from}, {"options", options_json(arguments, sequences)}};
   result["sequences"] = Json::array();

@@ -306,7 +306,8 @@ TEST_F(Cli, ImpossibleProtectionStopsBeforeAnythingIsWritten) {
 }
 
 TEST_F(Cli, EverySubcommandsHelpHasAnExample) {
-  for (const char* command : {"info", "check", "synth", "import", "policies", "replay", "compare"}) {
+  for (const char* command :
+       {"info", "check", "synth", "import", "policies", "replay", "compare", "stats", "memory"}) {
     const Outcome outcome = hae(std::string(command) + " --help");
     EXPECT_EQ(outcome.code, 0);
     EXPECT_THAT(outcome.out, HasSubstr(std::string("hae ") + command)) << command;

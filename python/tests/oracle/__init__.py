@@ -12,6 +12,7 @@
     baseline_replay   both over a whole sequence, by policy spec
     metrics     everything that follows from (trace, log)
     bounds      what no log of the same sizes could lose less than
+    statistics  what `hae stats` says of the attention itself; test_statistics.py compares
 """
 
 from .arithmetic import exp32, fma32, row_sum
