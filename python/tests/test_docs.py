@@ -1,7 +1,12 @@
-"""Python code that stands in the documentation runs."""
+"""Python code that stands in the documentation runs, and the program prints what stands there."""
 
+import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -23,3 +28,25 @@ def test_the_example_of_the_engine_runs(monkeypatch, tmp_path):
     assert len(names["comparison"].raw) == 32
     assert names["hae"].check("build/mine.h5") == []
     assert len(names["run"].log) > 0
+
+
+MEMORY_PAGE = (REPOSITORY / "docs" / "memory.md").read_text(encoding="utf-8")
+SESSIONS = re.findall(r"```\n\$ hae (.*?)\n(.*?)```", MEMORY_PAGE, re.DOTALL)
+
+
+def test_the_page_about_memory_shows_sessions():
+    assert len(SESSIONS) == 3
+
+
+@pytest.mark.parametrize(("arguments", "shown"), SESSIONS, ids=[session[0] for session in SESSIONS])
+def test_the_program_prints_what_the_page_about_memory_shows(arguments, shown):
+    program = os.environ.get("HAE_PROGRAM", REPOSITORY / "build" / "bin" / "hae")
+    done = subprocess.run(
+        [str(program), *shlex.split(arguments)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
