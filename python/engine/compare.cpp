@@ -16,6 +16,7 @@
 #include "sim/cli/manifest.hpp"
 #include "sim/cli/result_json.hpp"
 #include "sim/cli/sha256.hpp"
+#include "sim/cli/statistics.hpp"
 
 namespace hae::python {
 namespace {
@@ -101,12 +102,26 @@ std::string manifest_of(const std::vector<std::string>& paths, const nb::list& p
                         const std::optional<std::string>& match, const std::string& nan, bool optimal) {
   cli::ComparisonOptions options = options_of(match, nan, optimal, 0);
   options.traces = paths;
-  const std::vector<cli::PolicySource> sources = sources_of(policies);
+  const std::vector<cli::PolicySource> sources =
+      policies.size() == 0 ? std::vector<cli::PolicySource>{} : sources_of(policies);
   for (const cli::PolicySource& source : sources) {
     options.policies.push_back(source.spec());
   }
   const nb::gil_scoped_release released;
   return cli::manifest(options, sources).dump();
+}
+
+std::string statistics_of(const std::vector<const SequenceHandle*>& sequences, double threshold,
+                          const std::vector<double>& r, double alpha, const std::string& nan, Index threads) {
+  const cli::ComparisonOptions options = options_of(std::nullopt, nan, /*optimal=*/false, threads);
+  std::string json;
+  interruptible([&](const std::function<void()>& keep_going) {
+    json =
+        cli::statistics(chosen(sequences, /*hashes=*/false), {.threshold = threshold, .r = r, .alpha = alpha},
+                        cli::Json(), options, [&](double) { keep_going(); })
+            .dump();
+  });
+  return json;
 }
 
 }  // namespace
@@ -121,6 +136,9 @@ void bind_comparison(nb::module_& m) {
         return cli::group_interval(observations).dump();
       },
       nb::arg("observations"), "A figure of a summary, as JSON, of (group, value) of each sequence.");
+  m.def("statistics", &statistics_of, nb::arg("sequences"), nb::arg("threshold"), nb::arg("r"),
+        nb::arg("alpha"), nb::arg("nan"), nb::arg("threads"),
+        "A result of hae.stats/1, as JSON, without its manifest.");
   m.def("summary", &summary_of, nb::arg("runs"), "`summary` of a result, as JSON.");
   m.def("manifest", &manifest_of, nb::arg("paths"), nb::arg("policies"), nb::arg("match").none(),
         nb::arg("nan"), nb::arg("optimal"), "`manifest` of a result, as JSON; its command is the caller's.");

@@ -26,6 +26,7 @@ _HOME = {
     "policies": "comparison",
     "replay": "comparison",
     "compare": "comparison",
+    "stats": "comparison",
     "Run": "comparison",
     "Comparison": "comparison",
     "Policy": "policy_class",

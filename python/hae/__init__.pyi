@@ -16,6 +16,7 @@ from hae.comparison import compare as compare
 from hae.comparison import policies as policies
 from hae.comparison import policy as policy
 from hae.comparison import replay as replay
+from hae.comparison import stats as stats
 from hae.policy_class import Decision as Decision
 from hae.policy_class import Evict as Evict
 from hae.policy_class import Limits as Limits

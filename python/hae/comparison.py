@@ -1,4 +1,6 @@
-"""Replay recorded sequences through eviction policies, and compare what each loses."""
+"""Replay recorded sequences through eviction policies, compare what each loses, and describe their
+attention.
+"""
 
 from __future__ import annotations
 
@@ -247,3 +249,28 @@ def compare(
         "summary": json.loads(_engine.summary(native)),
     }
     return Comparison(raw, result)
+
+
+def stats(
+    sources: Source | Iterable[Source],
+    *,
+    threshold: float = 1e-4,
+    r: Iterable[float] = (0.0005, 0.001, 0.0015, 0.003, 0.006),
+    alpha: float = 0.0005,
+    nan: str = "error",
+    threads: int = 0,
+) -> dict[str, Any]:
+    """What `hae stats` does: sparsity, column sums, agreement of layers under DAP, and attention
+    against age, per layer. Returns a result of schema hae.stats/1 (docs/results-format.md), whose
+    manifest is None for sequences in memory.
+
+    threshold  a probability at most this is sparse
+    r, alpha   of DAP, at which layers are compared
+    Others and errors as in replay.
+    """
+    sequences, paths = _sequences(sources)
+    result = json.loads(_engine.statistics(sequences, threshold, list(r), alpha, nan, threads))
+    if paths is not None:
+        result["manifest"] = json.loads(_engine.manifest(paths, [], None, nan, False))
+        result["manifest"]["command"] = shlex.join(sys.orig_argv)
+    return result

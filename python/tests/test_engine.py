@@ -863,6 +863,28 @@ def test_compare_gives_what_the_program_gives(compared):
     assert commands[0].startswith("hae compare") and "pytest" in commands[1]
 
 
+@pytest.mark.parametrize("asked", [{}, {"threshold": 0.01, "r": [0.007], "alpha": 0.008}], ids=len)
+def test_stats_give_what_the_program_gives(asked, tmp_path):
+    words = [word for key, value in asked.items() for word in (f"--{key}", str(value).strip("[]"))]
+    done = program("stats", BOARDS, VALIDATION, *words, "--json", tmp_path / "stats.json")
+    assert done.returncode == 0, done.stderr
+    expected = json.loads((tmp_path / "stats.json").read_text())
+    found = hae.stats([BOARDS, VALIDATION], **asked)
+    commands = [result["manifest"].pop("command") for result in (expected, found)]
+    assert found == expected
+    assert commands[0].startswith("hae stats") and "pytest" in commands[1]
+
+
+def test_stats_of_sequences_in_memory_have_no_manifest(sequence):
+    result = hae.stats(sequence, threads=1)
+    assert result["manifest"] is None
+    assert len(result["sequences"]) == 1
+    with pytest.raises(hae.ConfigError, match="r is empty"):
+        hae.stats(sequence, r=[])
+    with pytest.raises(hae.ConfigError, match="alpha is -1"):
+        hae.stats(sequence, alpha=-1)
+
+
 def test_the_program_repeats_a_result_of_python(compared, tmp_path):
     _, comparison, _ = compared
     (tmp_path / "result.json").write_text(json.dumps(comparison.result))
