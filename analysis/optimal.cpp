@@ -162,11 +162,17 @@ std::vector<std::optional<double>> optimal_totals(Sequence& sequence, std::span<
   Evictions evictions;
   std::map<std::vector<Demand>, std::vector<std::size_t>> equal_runs;
   for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].merges) {
+      continue;  // It has no masses to bound.
+    }
     const std::vector<Demand> demands = demands_of(info, runs[i]);
     for (const Demand& demand : demands) {
       evictions.try_emplace(demand);
     }
     equal_runs[demands].push_back(i);
+  }
+  if (equal_runs.empty()) {
+    return totals;
   }
   ReplayOptions again = options;
   again.prompt_rows = false;

@@ -1,7 +1,5 @@
 #include "reference/key_scores.hpp"
 
-#include <cmath>
-
 namespace hae::reference {
 namespace {
 
@@ -25,18 +23,6 @@ class Scorer final : public PromptScorer {
 };
 
 }  // namespace
-
-double dot(const View<const float, 1>& x, const View<const float, 1>& y) {
-  double sum = 0.0;
-  for (Index i = 0; i < x.extent(0); ++i) {
-    sum += static_cast<double>(x[i]) * static_cast<double>(y[i]);
-  }
-  return sum;
-}
-
-double norm(const View<const float, 1>& x) {
-  return std::sqrt(dot(x, x));
-}
 
 std::unique_ptr<PromptScorer> KeySelection::scorer(const SequenceInfo& info,
                                                    const LayerVectors& vectors) const {

@@ -6,12 +6,6 @@
 
 namespace hae::reference {
 
-/// Σ x_i y_i in double, dimensions ascending.
-double dot(const View<const float, 1>& x, const View<const float, 1>& y);
-
-/// ‖x‖₂ in double, dimensions ascending.
-double norm(const View<const float, 1>& x);
-
 /// A policy that scores the tokens of a prompt by the keys alone.
 class KeySelection final : public PromptSelection {
  public:

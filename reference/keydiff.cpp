@@ -2,6 +2,7 @@
 
 #include "reference/key_scores.hpp"
 #include "reference/policies.hpp"
+#include "reference/similar_keys.hpp"
 
 namespace hae::reference {
 namespace {
@@ -11,7 +12,7 @@ std::vector<double> minus_cosines(const View<const float, 2>& keys, Index tokens
   const Index head_dim = keys.extent(1);
   std::vector<double> anchor(at(head_dim), 0.0);
   for (Index j = 0; j < tokens; ++j) {
-    const double length = norm(keys[j]);
+    const double length = norm(keys[j].span());
     for (Index i = 0; i < head_dim; ++i) {
       anchor[at(i)] += length > 0.0 ? static_cast<double>(keys[j][i]) / length : 0.0;
     }
@@ -27,7 +28,7 @@ std::vector<double> minus_cosines(const View<const float, 2>& keys, Index tokens
     for (Index i = 0; i < head_dim; ++i) {
       product += static_cast<double>(keys[j][i]) * anchor[at(i)];
     }
-    const double lengths = norm(keys[j]) * std::sqrt(anchor_squares);
+    const double lengths = norm(keys[j].span()) * std::sqrt(anchor_squares);
     scores.push_back(lengths > 0.0 ? -(product / lengths) : 0.0);
   }
   return scores;

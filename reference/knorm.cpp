@@ -1,5 +1,6 @@
 #include "reference/key_scores.hpp"
 #include "reference/policies.hpp"
+#include "reference/similar_keys.hpp"
 
 namespace hae::reference {
 namespace {
@@ -8,7 +9,7 @@ namespace {
 std::vector<double> minus_norms(const View<const float, 2>& keys, Index tokens) {
   std::vector<double> scores;
   for (Index j = 0; j < tokens; ++j) {
-    scores.push_back(-norm(keys[j]));
+    scores.push_back(-norm(keys[j].span()));
   }
   return scores;
 }

@@ -7,8 +7,9 @@ namespace hae::reference {
 
 std::span<const PolicyInfo> policies() {
   static const std::array table = {
-      kHae,       kGreedy, kH2oLayerwise, kH2oPrefillWindow, kH2oObservedMean, kSnapkv, kSnapkvKvpress,
-      kPyramidkv, kAdakv,  kKnorm,        kKeydiff,          kWindow,          kRandom, kFull};
+      kHae,       kGreedy, kH2oLayerwise, kH2oPrefillWindow, kH2oObservedMean, kSnapkv,  kSnapkvKvpress,
+      kPyramidkv, kAdakv,  kLookm,        kTomeDecoder,      kKnorm,           kKeydiff, kWindow,
+      kRandom,    kFull};
   return table;
 }
 

@@ -38,6 +38,8 @@ extern const PolicyInfo kSnapkv;
 extern const PolicyInfo kSnapkvKvpress;
 extern const PolicyInfo kPyramidkv;
 extern const PolicyInfo kAdakv;
+extern const PolicyInfo kLookm;
+extern const PolicyInfo kTomeDecoder;
 extern const PolicyInfo kKnorm;
 extern const PolicyInfo kKeydiff;
 extern const PolicyInfo kWindow;

@@ -18,6 +18,7 @@ class SelectionRun final : public Run {
         limits_(at(info.layers * lanes_)) {}
 
   void begin_layer(Index /*layer*/, const LayerVectors& vectors) override {
+    vectors_ = vectors;
     scorer_ = policy_.scorer(info_, vectors);
   }
 
@@ -47,25 +48,32 @@ class SelectionRun final : public Run {
   }
 
  private:
-  static void keep_highest(const LayerCache& cache, Index layer, Index lane,
-                           const std::vector<double>& scores, const Limits& limits, Decision& decision) {
+  void keep_highest(const LayerCache& cache, Index layer, Index lane, const std::vector<double>& scores,
+                    const Limits& limits, Decision& decision) const {
     const Index excess = cache.residents(lane) - *limits.budget;
     if (excess <= 0) {
       return;
     }
     std::vector<Scored> candidates;
     for (const Index token : eligible(cache, lane, limits.sinks, limits.recent)) {
-      candidates.push_back({scores[at(token)], token});
+      if (policy_.is_candidate(info_, token)) {
+        candidates.push_back({scores[at(token)], token});
+      }
     }
+    std::vector<Evict> evicted;
     for (const Scored& lowest : select_lowest(std::move(candidates), excess)) {
-      decision.evict.push_back({layer, lane, lowest.token, lowest.score});
+      evicted.push_back({layer, lane, lowest.token, lowest.score, std::nullopt});
     }
+    std::ranges::sort(evicted, {}, &Evict::token);
+    policy_.merge(vectors_, cache, lane, evicted);
+    decision.evict.insert(decision.evict.end(), evicted.begin(), evicted.end());
   }
 
   const PromptSelection& policy_;
   const SequenceInfo& info_;
   Index lanes_;
   std::vector<Limits> limits_;  ///< [layers, lanes]
+  LayerVectors vectors_;        ///< of the layer in its prefill
   std::unique_ptr<PromptScorer> scorer_;
 };
 

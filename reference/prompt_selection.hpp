@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "reference/budgeted_policy.hpp"
@@ -42,6 +43,15 @@ class PromptSelection : public BudgetedPolicy {
   /// Scores of one layer, valid as long as the vectors are.
   [[nodiscard]] virtual std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
                                                              const LayerVectors& vectors) const = 0;
+
+  /// Whether a score may evict the token, the window apart.
+  [[nodiscard]] virtual bool is_candidate(const SequenceInfo& /*info*/, Index /*token*/) const {
+    return true;
+  }
+
+  /// Says of one lane's evictions, ascending by token, where they go: nowhere.
+  virtual void merge(const LayerVectors& /*vectors*/, const LayerCache& /*cache*/, Index /*lane*/,
+                     std::span<Evict> /*evicted*/) const {}
 
   /// Tokens that stay in a lane of the layer under a budget: of lanes that differ, their mean.
   [[nodiscard]] virtual Index kept(const SequenceInfo& info, Index layer, Index budget) const;

@@ -12,13 +12,15 @@ namespace {
 
 constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 
-void store(std::span<const RowMeter::Measured> measured, Series& series, Index layer, Index row,
-           Ledger& ledger) {
+void store(std::span<const RowMeter::Measured> measured, bool outputs_only, Series& series, Index layer,
+           Index row, Ledger& ledger) {
   for (Index h = 0; h < series.query_heads; ++h) {
     const RowMeter::Measured& m = measured[at(h)];
-    series.at(Metric::missed_mass, layer, h, row) = m.missed_mass;
-    series.at(Metric::missed_pull, layer, h, row) = m.missed_pull;
-    series.at(Metric::kl, layer, h, row) = m.kl;
+    if (!outputs_only) {
+      series.at(Metric::missed_mass, layer, h, row) = m.missed_mass;
+      series.at(Metric::missed_pull, layer, h, row) = m.missed_pull;
+      series.at(Metric::kl, layer, h, row) = m.kl;
+    }
     series.at(Metric::output_error, layer, h, row) = m.output_error;
     series.at(Metric::output_error_relative, layer, h, row) = m.output_error_relative;
     ledger.removed_all_rows += m.removed_all ? 1 : 0;
@@ -98,10 +100,12 @@ void warn_if_nothing_generated_stays(const std::vector<LayerCache>& caches, Inde
 ActiveRun::ActiveRun(std::shared_ptr<const Policy> run_policy, const SequenceInfo& sequence_info)
     : policy(std::move(run_policy)), info(sequence_info), state(policy->begin(info)) {
   within.resize(at(info.layers));
+  merged.resize(at(info.layers));
   after.resize(at(info.layers));
   caches.reserve(at(info.layers));
   decode.resize(at(info.layers));
   result.lanes = policy->lanes();
+  result.merges = policy->merges();
   const Index lanes = info.layers * lane_count(info, policy->lanes());
   result.attention_tokens.resize(at(lanes * info.steps()));
   result.decode = Series(info.layers, info.query_heads, info.steps());
@@ -168,13 +172,13 @@ void ActiveRun::join(Index layer, Index step) {
 }
 
 void ActiveRun::store_prompt_row(std::span<const RowMeter::Measured> measured, Index layer, Index position) {
-  store(measured, result.prefill, layer, position, prefill);
+  store(measured, result.merges, result.prefill, layer, position, prefill);
 }
 
 void ActiveRun::store_decode_row(std::span<const RowMeter::Measured> measured,
                                  std::span<const double> top_now, Index layer, Index step) {
-  store(measured, result.decode, layer, step - 1, decode[at(layer)]);
-  for (Index h = 0; h < info.query_heads; ++h) {
+  store(measured, result.merges, result.decode, layer, step - 1, decode[at(layer)]);
+  for (Index h = 0; h < info.query_heads && !result.merges; ++h) {
     result.top_now[at((layer * info.query_heads + h) * info.steps() + step - 1)] = top_now[at(h)];
   }
 }

@@ -47,7 +47,8 @@ struct ActiveRun {
   /// The token of a decode step joins the layer's lanes; their sizes are written down.
   void join(Index layer, Index step);
 
-  /// Writes the measurements of a row down, before the policy decides on it.
+  /// Writes the measurements of a row down, before the policy decides on it: of a run that merges, the output
+  /// errors alone, without top_now.
   void store_prompt_row(std::span<const RowMeter::Measured> measured, Index layer, Index position);
   void store_decode_row(std::span<const RowMeter::Measured> measured, std::span<const double> top_now,
                         Index layer, Index step);
@@ -65,6 +66,7 @@ struct ActiveRun {
   std::unique_ptr<Run> state;
   std::vector<LayerCache> caches;          ///< [layers begun so far]
   std::vector<std::vector<Index>> within;  ///< [layers] prompt tokens that give no row and no key, ascending
+  std::vector<std::vector<Evict>> merged;  ///< [layers] evictions whose keys and values went into others
   std::vector<std::vector<Evict>> after;  ///< [layers] evictions that wait for the end of the layer's prefill
   std::vector<std::unique_ptr<LayerDecode>> decoding;  ///< [layers] since end_prefill
   Ledger prefill;

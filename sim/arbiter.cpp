@@ -1,6 +1,7 @@
 #include "sim/arbiter.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace hae {
@@ -21,13 +22,54 @@ void Arbiter::prefill(const Decision& decision, Moment moment, Index layer) {
       }
     }
     if (decision.effect == Effect::after) {
+      expect(!evict.merge, 0, evict, "is merged after a prefill that has not begun; merge it within");
       run_.after[at(evict.layer)].push_back(evict);
     } else {
       expect(evict.lane == Evict::kEveryLane, 0, evict, "acts within a prefill on a single lane");
       remove_within(evict);
     }
   }
+  note_merges(decision, layer);
   recent_begin_.clear();
+}
+
+/// Writes down what a decision merged, for those who form the rows of the layers.
+///
+/// layer  the last one whose prefill has begun
+void Arbiter::note_merges(const Decision& decision, Index layer) {
+  std::vector<std::vector<Evict>> merged(run_.merged.size());
+  for (const Evict& evict : decision.evict) {
+    if (evict.merge) {
+      check_merge(evict, layer);
+      merged[at(evict.layer)].push_back(evict);
+    }
+  }
+  for (std::size_t l = 0; l < merged.size(); ++l) {
+    if (!merged[l].empty()) {
+      expect(run_.merged[l].empty(), 0, merged[l].front(),
+             "is merged after another decision merged in its layer");
+      std::ranges::sort(merged[l], {}, &Evict::token);
+      run_.merged[l] = std::move(merged[l]);
+    }
+  }
+}
+
+void Arbiter::check_merge(const Evict& evict, Index layer) const {
+  expect(run_.policy->merges(), 0, evict, "is merged by a policy that does not say that it merges");
+  const Merge& merge = *evict.merge;
+  const bool is_sound = std::isfinite(merge.kept_weight) && std::isfinite(merge.weight) &&
+                        std::isfinite(merge.size) && merge.size > 0.0;
+  expect(is_sound, 0, evict, "is merged with weights that are not finite, or a size that is not above 0");
+  for (Index lane = 0; lane < lane_count(info_, run_.policy->lanes()); ++lane) {
+    if (evict.lane != Evict::kEveryLane && evict.lane != lane) {
+      continue;
+    }
+    const bool stays = evict.layer <= layer
+                           ? is_resident(lane, evict.layer, merge.into)
+                           : merge.into >= 0 && merge.into < info_.prompt &&
+                                 !std::ranges::binary_search(run_.within[at(evict.layer)], merge.into);
+    expect(stays, 0, evict, "is merged into a token that does not stay");
+  }
 }
 
 void Arbiter::deferred(Index layer) {
@@ -43,6 +85,7 @@ void Arbiter::decode(const Decision& decision, Index step, Index layer) {
   }
   for (const Evict& evict : decision.evict) {
     expect(evict.layer == layer, step, evict, "belongs to another layer");
+    expect(!evict.merge, step, evict, "is merged while decoding; tokens merge in the prefill only");
     apply(step, evict, true);
   }
   recent_begin_.clear();
@@ -130,7 +173,7 @@ void Arbiter::apply_to_lane(Index step, const Evict& evict, Index lane, bool spa
     check_recent(step, evict, lane);
   }
   LogEntry entry{step, evict.layer, logged_lane(run_.policy->lanes(), lane), evict.token, false, evict.score,
-                 {},   {}};
+                 {},   evict.merge};
   if (cache.is_pending(lane, evict.token)) {
     entry.pending_since = cache.pending_since(lane, evict.token);
   }
@@ -144,8 +187,14 @@ void Arbiter::remove_within(const Evict& evict) {
   expect(place == within.end() || *place != evict.token, 0, evict, "is evicted twice");
   within.insert(place, evict.token);
   for (Index lane = 0; lane < lane_count(info_, run_.policy->lanes()); ++lane) {
-    ledger_.entries.push_back(
-        {0, evict.layer, logged_lane(run_.policy->lanes(), lane), evict.token, true, evict.score, {}, {}});
+    ledger_.entries.push_back({0,
+                               evict.layer,
+                               logged_lane(run_.policy->lanes(), lane),
+                               evict.token,
+                               true,
+                               evict.score,
+                               {},
+                               evict.merge});
   }
 }
 

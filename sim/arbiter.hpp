@@ -40,6 +40,8 @@ class Arbiter {
   void apply(Index step, const Evict& evict, bool spares_recent);
   void apply_to_lane(Index step, const Evict& evict, Index lane, bool spares_recent);
   void remove_within(const Evict& evict);
+  void note_merges(const Decision& decision, Index layer);
+  void check_merge(const Evict& evict, Index layer) const;
 
   ActiveRun& run_;
   const SequenceInfo& info_;

@@ -84,7 +84,12 @@ ClosedLoop::ClosedLoop(SequenceInfo info, std::shared_ptr<const Policy> policy, 
       where_(std::move(where)),
       nan_(nan),
       run_(std::move(policy), info_),
-      steps_(at(info_.layers), 0) {}
+      steps_(at(info_.layers), 0) {
+  if (run_.policy->merges()) {
+    throw ConfigError(where_ + ": policy '" + run_.policy->spec() +
+                      "' merges tokens, which a running model's cache does not do; compare it on recordings");
+  }
+}
 
 ClosedLoop::~ClosedLoop() = default;
 

@@ -19,6 +19,20 @@ void append(std::string& text, const std::optional<Number>& value) {
   }
 }
 
+void append_merge(std::string& text, const std::optional<Merge>& merge) {
+  if (!merge) {
+    text += "null";
+    return;
+  }
+  append(text, merge->into);
+  text += ",\"weights\":[";
+  append(text, merge->kept_weight);
+  text += ',';
+  append(text, merge->weight);
+  text += "],\"size\":";
+  append(text, merge->size);
+}
+
 }  // namespace
 
 std::string to_json_lines(const EvictionLog& log, std::optional<Index> sequence) {
@@ -43,7 +57,7 @@ std::string to_json_lines(const EvictionLog& log, std::optional<Index> sequence)
     text += ",\"pending_since\":";
     append(text, entry.pending_since);
     text += ",\"into\":";
-    append(text, entry.into);
+    append_merge(text, entry.merge);
     text += "}\n";
   }
   return text;

@@ -50,7 +50,10 @@ class LogCheck {
     expect(entry.step >= 0 && entry.step <= info_.steps(),
            "names a step that does not exist, expected 0 .. " + std::to_string(info_.steps()));
     check_place(entry.layer, entry.lane, entry.token, entry.step);
-    expect(!entry.into, "is merged into another token, which this version cannot replay");
+    if (entry.merge) {
+      expect(entry.step == 0 && entry.merge->into >= 0 && entry.merge->into < info_.prompt,
+             "is merged, expected in step 0 and into a prompt token");
+    }
     if (entry.within) {
       expect(entry.step == 0 && entry.layer > 0, "acts within a prefill, expected step 0 of a layer above 0");
       ++within_[{entry.layer, entry.token}];
@@ -115,10 +118,10 @@ class LoggedState final : public Run {
                 std::vector<StepEvents>(static_cast<std::size_t>(info.steps()))) {
     for (const LogEntry& entry : run.log.entries) {
       const Index lane = std::max<Index>(0, entry.lane);
-      const Evict evict{entry.layer, lane, entry.token, entry.score};
+      const Evict evict{entry.layer, lane, entry.token, entry.score, entry.merge};
       if (entry.within) {
         if (lane == 0) {  // The other lanes' entries say the same: see LogCheck.
-          within_.push_back({entry.layer, Evict::kEveryLane, entry.token, entry.score});
+          within_.push_back({entry.layer, Evict::kEveryLane, entry.token, entry.score, entry.merge});
         }
       } else if (entry.step == 0) {
         fit_[at(entry.layer)].push_back(evict);
@@ -163,7 +166,12 @@ class LoggedPolicy final : public Policy {
     return run_.options;
   }
   [[nodiscard]] LaneKind lanes() const override { return run_.lanes; }
-  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
+  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
+    return {.keys = merges(), .values = merges()};
+  }
+  [[nodiscard]] bool merges() const override {
+    return std::ranges::any_of(run_.log.entries, [](const LogEntry& e) { return e.merge.has_value(); });
+  }
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override {
     LogCheck(run_, info).check();
     return std::make_unique<LoggedState>(run_, info);

@@ -61,6 +61,7 @@ std::optional<Summary> summarise(std::span<const double> values);
 struct RunResult {
   EvictionLog log;
   LaneKind lanes = LaneKind::layer;
+  bool merges = false;         ///< then there are only output errors: no masses, no KL, no bounds
   std::vector<Limits> limits;  ///< [layers, lanes]
   Series decode;               ///< rows: decode steps
   Series prefill;              ///< rows: prompt positions; only layers where something acts within

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/cache.hpp"
+#include "sim/log.hpp"
 #include "sim/rows.hpp"
 
 namespace hae {
@@ -51,6 +52,7 @@ struct Evict {
   Index lane = kEveryLane;
   Index token = 0;
   std::optional<double> score;
+  std::optional<Merge> merge;  ///< prefill only; all merges of a layer in one decision
 };
 
 /// Put a resident token into the recycle bin: it stays, and is attended to, until it is evicted.
@@ -132,6 +134,10 @@ class Policy {
 
   /// Starts a sequence; nothing is remembered from another one.
   [[nodiscard]] virtual std::unique_ptr<Run> begin(const SequenceInfo& info) const = 0;
+
+  /// Whether it merges what it evicts. Such a run has its own keys and values, so it is measured by its
+  /// outputs alone.
+  [[nodiscard]] virtual bool merges() const { return false; }
 
   /// Whether the sizes after its prefill's pruning depend on the trace.
   [[nodiscard]] virtual bool prunes() const { return false; }

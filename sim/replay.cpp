@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "sim/active_run.hpp"
+#include "sim/merged_layer.hpp"
 #include "sim/row_kernels.hpp"
 #include "sim/row_meter.hpp"
 
@@ -52,6 +54,14 @@ class SequenceReplay {
     std::vector<std::span<const float>> keep;
   };
 
+  /// A run that merged tokens of a layer has rows of its own there.
+  struct Merging {
+    ActiveRun& run;
+    MergedLayer layer;
+    WeightBlock block;
+  };
+  using Mergings = std::vector<std::unique_ptr<Merging>>;
+
   void check_needs(const Policy& policy) const {
     for (Index layer = 0; layer < info_.layers; ++layer) {
       const Needs needs = policy.needs(info_, layer);
@@ -66,6 +76,7 @@ class SequenceReplay {
       if (needs.values && !info_.has_values) {
         lacks("values", "the values of all tokens");
       }
+      HAE_EXPECTS(!policy.merges() || (needs.keys && needs.values));
       check_prompt_rows(needs, lacks);
     }
   }
@@ -115,14 +126,18 @@ class SequenceReplay {
 
   void observe_prompt(Index layer, LayerPayload& payload) {
     std::map<std::vector<Index>, Group> groups;  // by the tokens that are missing within this prefill
+    const Mergings mergings = merging_runs(layer, payload, info_.prompt);
     for (ActiveRun& run : runs_) {
       const std::vector<Index>& within = run.within[at(layer)];
-      Group& group = groups[within];
-      group.runs.push_back(&run);
-      group.keep.assign(1, run.caches.back().keep(0));
       if (!within.empty() && run.result.prefill.layers == 0) {
         run.result.prefill = Series(info_.layers, info_.query_heads, info_.prompt);
       }
+      if (!run.merged[at(layer)].empty()) {
+        continue;
+      }
+      Group& group = groups[within];
+      group.runs.push_back(&run);
+      group.keep.assign(1, run.caches.back().keep(0));
     }
     // Also where nothing will be measured: what is an error does not depend on the policies.
     RowMeter meter(info_, finite_values(payload, layer));
@@ -134,6 +149,9 @@ class SequenceReplay {
       meter.begin();
       for (const auto& [within, group] : groups) {
         observe(group, within, block, meter);
+      }
+      for (const std::unique_ptr<Merging>& merging : mergings) {
+        observe_merged(*merging, begin, block, meter);
       }
       report(block.rows());
     }
@@ -165,6 +183,54 @@ class SequenceReplay {
     }
   }
 
+  /// Runs that merged tokens of the layer, each with its keys and values.
+  Mergings merging_runs(Index layer, LayerPayload& payload, Index keys) {
+    Mergings mergings;
+    for (ActiveRun& run : runs_) {
+      const std::vector<Evict>& merged = run.merged[at(layer)];
+      if (!merged.empty()) {
+        mergings.push_back(std::unique_ptr<Merging>(
+            new Merging{run,
+                        MergedLayer(info_, layer, payload, run.policy->lanes(), merged, keys,
+                                    run.within[at(layer)], options_.nan, where_),
+                        {}}));
+      }
+    }
+    return mergings;
+  }
+
+  /// first_row  of the block, counted over stored prompt rows
+  void observe_merged(Merging& merging, Index first_row, const WeightBlock& block, RowMeter& meter) {
+    const std::vector<Index>& within = merging.run.within[at(block.layer)];
+    const auto is_absent = [&](Index row) {
+      return std::ranges::binary_search(within, block.queries[at(row)]);
+    };
+    const std::vector<std::span<const float>> keep{merging.run.caches.back().keep(0)};
+    for (Index begin = 0; begin < block.rows();) {
+      if (is_absent(begin)) {
+        ++begin;
+        continue;
+      }
+      Index end = begin + 1;  // Rows between tokens that are gone.
+      while (end < block.rows() && !is_absent(end)) {
+        ++end;
+      }
+      std::vector<Index> of_block(at(end - begin));
+      std::iota(of_block.begin(), of_block.end(), begin);
+      std::vector<Index> of_own(of_block.size());
+      std::iota(of_own.begin(), of_own.end(), Index{0});
+      merging.layer.weights().prompt({first_row + begin, first_row + end}, merging.block);
+      const Rows full(block, std::move(of_block), keep);
+      const Rows own(merging.block, std::move(of_own), keep);
+      for (Index r = 0; r < own.rows(); ++r) {
+        merging.run.store_prompt_row(meter.measure_merged(full, r, own, r, merging.layer.values()),
+                                     block.layer, own.query(r));
+      }
+      merging.run.state->observe(own);
+      begin = end;
+    }
+  }
+
   void decode_layer(Index layer) {
     if (info_.steps() > 0) {
       decode_steps(layer);
@@ -178,12 +244,20 @@ class SequenceReplay {
     const std::unique_ptr<LayerPayload> payload = sequence_.layer(layer);
     RowMeter meter(info_, finite_values(*payload, layer));
     LayerWeights weights(info_, layer, info_.tokens, *payload, options_.nan, where_);
+    const Mergings mergings = merging_runs(layer, *payload, info_.tokens);
     WeightBlock block;
     for (Index begin = 1; begin <= info_.steps(); begin += block_rows()) {
-      weights.decode({begin, std::min(info_.steps() + 1, begin + block_rows())}, block);
+      const Range steps{begin, std::min(info_.steps() + 1, begin + block_rows())};
+      weights.decode(steps, block);
       meter.begin();
+      for (const std::unique_ptr<Merging>& merging : mergings) {
+        merging->layer.weights().decode(steps, merging->block);
+      }
       for (Index r = 0; r < block.rows(); ++r) {
         decode_step(layer, begin + r, block, r, meter);
+        for (const std::unique_ptr<Merging>& merging : mergings) {
+          decode_merged(*merging, begin + r, block, r, meter);
+        }
       }
       report(block.rows());
     }
@@ -195,6 +269,9 @@ class SequenceReplay {
   void decode_step(Index layer, Index step, const WeightBlock& block, Index block_row, RowMeter& meter) {
     std::vector<std::vector<std::size_t>> groups;
     for (std::size_t i = 0; i < runs_.size(); ++i) {
+      if (!runs_[i].merged[at(layer)].empty()) {
+        continue;
+      }
       runs_[i].join(layer, step);
       const LayerCache& cache = runs_[i].caches[at(layer)];
       const auto same = std::ranges::find_if(groups, [&](const std::vector<std::size_t>& group) {
@@ -206,6 +283,18 @@ class SequenceReplay {
       share_step(layer, step, Rows(block, {block_row}, runs_[group.front()].caches[at(layer)].keep_by_lane()),
                  meter, group);
     }
+  }
+
+  void decode_merged(Merging& merging, Index step, const WeightBlock& block, Index block_row,
+                     RowMeter& meter) {
+    ActiveRun& run = merging.run;
+    const Index layer = block.layer;
+    run.join(layer, step);
+    const LayerCache& cache = run.caches[at(layer)];
+    const Rows full(block, {block_row}, cache.keep_by_lane());
+    const Rows own(merging.block, {block_row}, cache.keep_by_lane());
+    run.store_decode_row(meter.measure_merged(full, 0, own, 0, merging.layer.values()), {}, layer, step);
+    run.apply(run.decoding[at(layer)]->step(own, cache), layer, step);
   }
 
   /// One step of runs with equal residents: all of them decide before any cache changes.

@@ -101,6 +101,57 @@ std::span<const RowMeter::Measured> RowMeter::measure(const Rows& rows, Index ro
   return measured_;
 }
 
+std::span<const RowMeter::Measured> RowMeter::measure_merged(const Rows& full, Index full_row,
+                                                             const Rows& own, Index own_row,
+                                                             View<const float, 3> values) {
+  HAE_EXPECTS(!values_.empty());
+  if (!outputs_formed_) {
+    form_outputs(full.block());
+  }
+  for (Index h = 0; h < info_.query_heads; ++h) {
+    measured_[at(h)] = {kAbsent, kAbsent, kAbsent, kAbsent, kAbsent, false};
+    if (full.block().sum(h, static_cast<Index>(full.block_row(full_row))) > 0.0f) {
+      measure_merged_head(full, full_row, own, own_row, values, h);
+    }
+  }
+  return measured_;
+}
+
+void RowMeter::measure_merged_head(const Rows& full, Index full_row, const Rows& own, Index own_row,
+                                   View<const float, 3> values, Index head) {
+  Measured& measured = measured_[at(head)];
+  const WeightBlock& block = own.block();
+  const float resident_sum = own.resident_sum(head, own_row);
+  measured.removed_all = resident_sum == 0.0f;
+  if (measured.removed_all) {
+    return;
+  }
+  const float* keep = own.keep_of_head(head);
+  resident_.clear();
+  for (const Range& range : own.visible(own_row)) {
+    for (Index j = range.begin; j < range.end; ++j) {
+      if (keep[j] != 0.0f) {
+        resident_.push_back(j);
+      }
+    }
+  }
+  const Index head_dim = *info_.head_dim;
+  coefficients_.resize(resident_.size());
+  partial_.resize(at(head_dim));
+  kernels::gather_normalised(block.row(head, static_cast<Index>(own.block_row(own_row))), resident_sum,
+                             resident_, coefficients_.data());
+  kernels::weighted_values(coefficients_.data(), 1, resident_, values[head / info_.group_heads()].data(),
+                           head_dim, partial_.data());
+  const auto row = static_cast<Index>(full.block_row(full_row));
+  const double* output = outputs_.data() + (head * full.block().rows() + row) * head_dim;
+  for (Index d = 0; d < head_dim; ++d) {
+    partial_[at(d)] = output[d] - partial_[at(d)];
+  }
+  measured.output_error = norm({partial_.data(), at(head_dim)});
+  const double length = norm({output, at(head_dim)});
+  measured.output_error_relative = length > 0.0 ? measured.output_error / length : kAbsent;
+}
+
 std::span<const double> RowMeter::top_now(const Rows& rows, Index row) {
   const WeightBlock& block = rows.block();
   const auto block_row = static_cast<Index>(rows.block_row(row));

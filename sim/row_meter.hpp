@@ -34,6 +34,15 @@ class RowMeter {
   /// Measures all query heads of one row; valid until the next call.
   std::span<const Measured> measure(const Rows& rows, Index row);
 
+  /// Measures all query heads of one row of a run that merges: the output over its own residents against that
+  /// over all keys. There are no other metrics. Valid until the next call.
+  ///
+  /// full    the same query over all keys, of the block that begin() was called for
+  /// own     the row over merged keys
+  /// values  [kv_heads, T, head_dim] merged
+  std::span<const Measured> measure_merged(const Rows& full, Index full_row, const Rows& own, Index own_row,
+                                           View<const float, 3> values);
+
   /// Mass outside each query head's n largest probabilities, n the smaller of its lane's residents and the
   /// keys its mask allows; NaN for a masked row. Among equal ones the newer counts as larger. Valid until the
   /// next call.
@@ -50,6 +59,8 @@ class RowMeter {
   double outside_largest(Histogram& histogram, const float* weights, std::span<const Range> visible,
                          Index count, double all, Index stride);
   void form_outputs(const WeightBlock& block);
+  void measure_merged_head(const Rows& full, Index full_row, const Rows& own, Index own_row,
+                           View<const float, 3> values, Index head);
   void measure_outputs(const Rows& rows, Index row, Index kv_head);
   void measure_pulls(const WeightBlock& block, Index block_row, Index first_head);
   void measure_outputs_of(const Rows& rows, Index row, Index kv_head, const std::vector<Index>& heads,

@@ -155,7 +155,18 @@ void LayerWeights::recompute(Range queries, WeightBlock& block) {
     for (Index r = 0; r < block.rows(); ++r) {
       softmax_numerators(rows + r * block.stride, block.visible[static_cast<std::size_t>(r)], h,
                          block.queries[static_cast<std::size_t>(r)]);
+      if (!sizes_.empty()) {
+        multiply_by_sizes(rows + r * block.stride, block.visible[at(r)], h / info_.group_heads());
+      }
       finish_row(block, h, r);
+    }
+  }
+}
+
+void LayerWeights::multiply_by_sizes(float* row, const std::vector<Range>& visible, Index kv_head) const {
+  for (const Range& range : visible) {
+    for (Index j = range.begin; j < range.end; ++j) {
+      row[j] *= sizes_[kv_head][j];
     }
   }
 }

@@ -36,6 +36,11 @@ class LayerWeights {
   /// be asked for.
   void leave_out(std::vector<Index> absent) { absent_ = std::move(absent); }
 
+  /// Multiplies the weight of each key in each row by its size, which adds ln size to its logit.
+  ///
+  /// sizes  [kv_heads, T]; qkv only
+  void scale_by(View<const float, 2> sizes) { sizes_ = sizes; }
+
   /// Stored prompt rows with indices `rows` into SequenceInfo::prompt_rows.
   ///
   /// throws  TraceError that names the first wrong row and, in it, the first head and key: among several the
@@ -65,6 +70,7 @@ class LayerWeights {
   void recompute(Range queries, WeightBlock& block);
   void finish_row(WeightBlock& block, Index head, Index row);
   void softmax_numerators(float* row, const std::vector<Range>& visible, Index head, Index query);
+  void multiply_by_sizes(float* row, const std::vector<Range>& visible, Index kv_head) const;
   void check_probabilities(std::span<float> row, std::span<const Range> visible, Index head, Index query);
   void reject(Index head, Index query, const std::string& message);
   void throw_if_rejected() const;
@@ -78,6 +84,7 @@ class LayerWeights {
   std::vector<float> packed_keys_;  ///< [kv_heads, ceil(keys / 32), head_dim, 32]
   Index packed_head_ = 0;           ///< elements of one KV head in packed_keys_
   std::vector<Index> absent_;
+  View<const float, 2> sizes_;
   std::vector<float> staging_;
   std::optional<Rejected> rejected_;  ///< of the rows read, the first by (query, head) that is wrong
   Index lowered_ = 0;

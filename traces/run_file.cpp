@@ -1,5 +1,6 @@
 #include "traces/run_file.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <functional>
@@ -43,6 +44,23 @@ void write_column(const OutputFile& file, hid_t group, const char* name, const E
   file.write_integers(group, name, column);
 }
 
+/// What a merge needs besides its target; absent when nothing was merged.
+constexpr std::array kMergeColumns = {std::pair{"kept_weight", &Merge::kept_weight},
+                                      std::pair{"weight", &Merge::weight}, std::pair{"size", &Merge::size}};
+
+void write_merges(const OutputFile& file, hid_t log, const std::vector<LogEntry>& entries) {
+  if (std::ranges::none_of(entries, [](const LogEntry& entry) { return entry.merge.has_value(); })) {
+    return;
+  }
+  for (const auto& [name, field] : kMergeColumns) {
+    std::vector<double> column;
+    for (const LogEntry& entry : entries) {
+      column.push_back(entry.merge ? (*entry.merge).*field : 0.0);
+    }
+    file.write_reals(log, name, column);
+  }
+}
+
 void write_log(const OutputFile& file, hid_t run, const std::vector<LogEntry>& entries) {
   const Handle group = file.create_group(run, "log");
   const auto write = [&](const char* name, auto field) {
@@ -55,7 +73,8 @@ void write_log(const OutputFile& file, hid_t run, const std::vector<LogEntry>& e
   write("within", [](const LogEntry& entry) { return Index{entry.within}; });
   write("has_score", [](const LogEntry& entry) { return Index{entry.score.has_value()}; });
   write("pending_since", [](const LogEntry& entry) { return entry.pending_since.value_or(kNone); });
-  write("into", [](const LogEntry& entry) { return entry.into.value_or(kNone); });
+  write("into", [](const LogEntry& entry) { return entry.merge ? entry.merge->into : kNone; });
+  write_merges(file, group.get(), entries);
   std::vector<double> scores;
   for (const LogEntry& entry : entries) {
     scores.push_back(entry.score.value_or(0));
@@ -180,6 +199,20 @@ std::optional<Index> unless_none(Index value) {
   return value == kNone ? std::nullopt : std::optional(value);
 }
 
+void read_merges(const Table& table, std::vector<LogEntry>& entries) {
+  if (std::ranges::none_of(entries, [](const LogEntry& entry) { return entry.merge.has_value(); })) {
+    return;
+  }
+  for (const auto& [name, field] : kMergeColumns) {
+    const std::vector<double> column = table.reals(name);
+    for (std::size_t row = 0; row < entries.size(); ++row) {
+      if (entries[row].merge) {
+        (*entries[row].merge).*field = column[row];
+      }
+    }
+  }
+}
+
 std::vector<LogEntry> read_log(const Table& table) {
   const std::vector<Index> step = table.integers("step", 0);
   const std::vector<Index> layer = table.integers("layer", 0);
@@ -203,8 +236,11 @@ std::vector<LogEntry> read_log(const Table& table) {
              ", expected a finite number; write the run again");
     }
     entries[row].pending_since = unless_none(pending_since[row]);
-    entries[row].into = unless_none(into[row]);
+    if (into[row] != kNone) {
+      entries[row].merge = Merge{into[row]};
+    }
   }
+  read_merges(table, entries);
   return entries;
 }
 

@@ -35,7 +35,13 @@ nb::dict log_columns(const RunHandle& run) {
   columns["within"] = column(entries, [](const LogEntry& e) { return std::uint8_t(e.within); });
   columns["score"] = column(entries, [](const LogEntry& e) { return e.score.value_or(kNan); });
   columns["pending_since"] = column(entries, [](const LogEntry& e) { return e.pending_since.value_or(-1); });
-  columns["into"] = column(entries, [](const LogEntry& e) { return e.into.value_or(-1); });
+  columns["into"] = column(entries, [](const LogEntry& e) { return e.merge ? e.merge->into : -1; });
+  if (run.record.result.merges) {
+    columns["kept_weight"] =
+        column(entries, [](const LogEntry& e) { return e.merge ? e.merge->kept_weight : kNan; });
+    columns["weight"] = column(entries, [](const LogEntry& e) { return e.merge ? e.merge->weight : kNan; });
+    columns["size"] = column(entries, [](const LogEntry& e) { return e.merge ? e.merge->size : kNan; });
+  }
   return columns;
 }
 

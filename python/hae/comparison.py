@@ -74,6 +74,7 @@ class Run:
     def log(self) -> pd.DataFrame:
         """The evictions, one a line, sorted by (step, layer, lane, token). Lane is -1 when the
         layer is the lane; score is NaN where the policy has none; pending_since and into are <NA>.
+        A run that merges also has kept_weight, weight and size, NaN where nothing was merged.
         """
         columns = self._native.log_columns()
         columns["within"] = columns["within"].astype(bool)

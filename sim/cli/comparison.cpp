@@ -103,7 +103,7 @@ class Comparison {
       optimal = analysis::optimal_totals(*sequence, results, replay_options, where);
     }
     for (std::size_t p = 0; p < results.size(); ++p) {
-      if (options_.optimal && !optimal[p] && sequence->info().steps() > 0) {
+      if (options_.optimal && !optimal[p] && sequence->info().steps() > 0 && !results[p].merges) {
         results[p].warnings.push_back(fmt::format(
             "`optimal` was not searched: it would take more than {} MiB", analysis::kMostSearchBytes >> 20));
       }

@@ -50,7 +50,7 @@ Json per_layer_json(const Series& series) {
 /// decode steps, and where no optimum was searched.
 void add_bounds(Json& json, const RunRecord& record) {
   const Series& decode = record.result.decode;
-  const bool has_rows = record.info.steps() > 0;
+  const bool has_rows = record.info.steps() > 0 && !record.result.merges;
   const double total = missed_mass_total(decode);
   json["missed_mass_total"] = has_rows ? Json(total) : Json(nullptr);
   json["optimal"] = json_or_null(record.optimal);

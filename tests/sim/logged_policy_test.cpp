@@ -67,9 +67,6 @@ TEST(LoggedPolicy, RefusesALogThatNoRunOfTheSequenceCanLeave) {
   within.within = true;
   EXPECT_THAT(refusal({{within}, {}}),
               HasSubstr("acts within a prefill, expected step 0 of a layer above 0"));
-  LogEntry merged = entry(1, 0, 0);
-  merged.into = 1;
-  EXPECT_THAT(refusal({{merged}, {}}), HasSubstr("is merged into another token"));
   LogEntry marked = entry(1, 0, 0);
   marked.pending_since = 2;
   EXPECT_THAT(refusal({{marked}, {}}), HasSubstr("was marked in step 2, expected 1 .. 1"));
