@@ -1,14 +1,11 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "reference/score_policy.hpp"
+#include "reference/shared_options.hpp"
 
 namespace hae::reference {
-
-/// How many of the newest residents are protected under a budget.
-using RecentOfBudget = std::function<Index(Index budget)>;
 
 /// Greedy eviction, the paper's comparison (Corollary 2.1): after each decode step the lowest-scored eligible
 /// tokens go until l are left.

@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <array>
 
 #include "reference/greedy.hpp"
 #include "reference/policies.hpp"
@@ -7,23 +7,13 @@
 namespace hae::reference {
 namespace {
 
-constexpr std::array kOptions = {
-    kRequiredBudgetOption,
-    OptionInfo{"recent", "auto", "a count of 0 or more, or auto",
-               "R: the newest residents, never evicted; auto: half the budget, at least 1"},
-    OptionInfo{"lane", "kv_head", "kv_head or layer", "what evicts on its own"},
-    OptionInfo{"group", "mean", "mean, max or sum", "how the query heads of a KV head lane become one row"},
-};
+constexpr std::array kOptions = {kRequiredBudgetOption, kHalfRecentOption, kHeadLaneOption, kGroupOption};
 
 std::shared_ptr<const Policy> make(Options options) {
   ScorePolicy::Config config;
   config.scores.reduction = parse_head_reduction(options);
   config.budget_is_required = true;
-  if (options.text("recent") == "auto") {
-    config.rule = make_greedy_rule([](Index budget) { return std::max<Index>(1, budget / 2); });
-  } else {
-    config.rule = make_greedy_rule([recent = options.count("recent", 0)](Index) { return recent; });
-  }
+  config.rule = make_greedy_rule(parse_recent(options));
   return std::make_shared<ScorePolicy>(std::move(options), std::move(config), make);
 }
 

@@ -7,9 +7,30 @@ namespace hae::reference {
 
 std::span<const PolicyInfo> policies() {
   static const std::array table = {
-      kHae,       kGreedy, kH2oLayerwise, kH2oPrefillWindow, kH2oObservedMean, kSnapkv,  kSnapkvKvpress,
-      kPyramidkv, kAdakv,  kLookm,        kTomeDecoder,      kKnorm,           kKeydiff, kWindow,
-      kRandom,    kFull};
+      kHae,
+      kGreedy,
+      kH2oLayerwise,
+      kH2oFlexgen,
+      kH2oPrefillWindow,
+      kH2oObservedMean,
+      kH2oHistory,
+      kH2oOvBlock,
+      kScissorhands,
+      kTova,
+      kStreaming,
+      kSnapkv,
+      kSnapkvKvpress,
+      kPyramidkv,
+      kAdakv,
+      kNacl,
+      kKnorm,
+      kKeydiff,
+      kLookm,
+      kTomeDecoder,
+      kWindow,
+      kRandom,
+      kFull,
+  };
   return table;
 }
 

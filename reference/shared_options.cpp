@@ -1,5 +1,7 @@
 #include "reference/shared_options.hpp"
 
+#include <algorithm>
+
 namespace hae::reference {
 
 std::optional<PruningOptions> parse_pruning(Options& options) {
@@ -72,6 +74,13 @@ ScoreOptions parse_scores(const Options& options) {
       options.choose<Attention>("scores", {{"observed", Attention::observed}, {"full", Attention::full}});
   scores.over = options.choose<Over>("score", {{"sum", Over::sum}, {"mean", Over::mean}});
   return scores;
+}
+
+RecentOfBudget parse_recent(const Options& options) {
+  if (options.text("recent") == "auto" && options.default_of("recent") == "auto") {
+    return [](Index budget) { return std::max<Index>(1, budget / 2); };
+  }
+  return [recent = options.count("recent", 0)](Index) { return recent; };
 }
 
 std::optional<Amount> parse_budget(const Options& options) {

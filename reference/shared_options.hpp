@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 
 #include "reference/cumulative_scores.hpp"
@@ -54,10 +55,27 @@ inline constexpr OptionInfo kRequiredBudgetOption = {
 inline constexpr OptionInfo kSinksOption = {"sinks", "0", "a count of 0 or more",
                                             "positions 0 .. sinks-1 are never evicted"};
 
+/// Sinks and a window as StreamingLLM and those after it have them.
+inline constexpr OptionInfo kStreamSinksOption = {"sinks", "4", "a count of 0 or more",
+                                                  "positions 0 .. sinks-1 are never evicted"};
+inline constexpr OptionInfo kTenRecentOption = {"recent", "10", "a count of 0 or more",
+                                                "the newest residents, never evicted"};
+inline constexpr OptionInfo kHalfRecentOption = {
+    "recent", "auto", "a count of 0 or more, or auto",
+    "R: the newest residents, never evicted; auto: half the budget, at least 1"};
+
+/// Lanes of policies that were made for one KV head a query head.
+inline constexpr OptionInfo kHeadLaneOption = {"lane", "kv_head", "kv_head or layer",
+                                               "what evicts on its own"};
+inline constexpr OptionInfo kGroupOption = {"group", "mean", "mean, max or sum",
+                                            "how the query heads of a KV head lane become one row"};
+
+inline constexpr OptionInfo kSeedOption = {"seed", "0", "a whole number of 0 or more", "which random draws"};
+
 /// Options of what a score is.
 inline constexpr std::array kScoreOptions = {
     OptionInfo{"lane", "layer", "layer or kv_head", "what evicts on its own"},
-    OptionInfo{"group", "mean", "mean, max or sum", "how the query heads of a KV head lane become one row"},
+    kGroupOption,
     OptionInfo{"score", "sum", "sum or mean",
                "cumulative attention, or that per row that could see the token"},
     OptionInfo{"scores", "observed", "observed or full",
@@ -72,6 +90,12 @@ HeadReduction parse_group(const Options& options);
 
 /// `lane` and `group`.
 Reduction parse_head_reduction(const Options& options);
+
+/// How many of the newest residents are protected under a budget.
+using RecentOfBudget = std::function<Index(Index budget)>;
+
+/// `recent`: a count, or `auto`: half the budget, at least 1.
+RecentOfBudget parse_recent(const Options& options);
 
 /// `budget`: a count, or a share of what a lane holds when its prefill's pruning is over; none where it says
 /// `prompt`, says nothing and has no default, or is not in the table.

@@ -1,7 +1,7 @@
-#include <algorithm>
-#include <array>
+#include "reference/window.hpp"
 
-#include "reference/budgeted_policy.hpp"
+#include <algorithm>
+
 #include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/selection.hpp"
@@ -9,15 +9,6 @@
 
 namespace hae::reference {
 namespace {
-
-constexpr std::array kOptions = {
-    OptionInfo{"sinks", "4", "a count of 0 or more", "positions 0 .. sinks-1 are never evicted"},
-    OptionInfo{"recent", "-", "a count of 0 or more",
-               "newest residents that stay; this or a budget, unless it is matched"},
-    OptionInfo{"budget", "-",
-               "a count of 1 or more and at least sinks, or a share (0.15 or 15%) of the prompt",
-               "residents a lane holds: recent = budget - sinks"},
-};
 
 /// What leaves a window: residents that are neither sinks nor among the newest.
 Decision leave_window(const LayerCache& cache, Index layer, const Limits& limits) {
@@ -120,16 +111,20 @@ std::unique_ptr<Run> Window::begin(const SequenceInfo& info) const {
 }
 
 std::shared_ptr<const Policy> make(Options options) {
-  return std::make_shared<Window>(std::move(options), make);
+  return make_window(std::move(options), make);
 }
 
 }  // namespace
+
+std::shared_ptr<const BudgetedPolicy> make_window(Options options, BudgetedPolicy::Rebuild rebuild) {
+  return std::make_shared<Window>(std::move(options), rebuild);
+}
 
 const PolicyInfo kWindow = {"window",
                             "keeps the first tokens and the newest ones",
                             "a control; the cache of StreamingLLM, arXiv 2309.17453, with original positions",
                             "Online. Positions are never renumbered. Needs no attention.",
-                            kOptions,
+                            kWindowOptions,
                             make};
 
 }  // namespace hae::reference
