@@ -37,6 +37,14 @@ SPECS = [
     "h2o/history:budget=16",
     "h2o/history:budget=9,sinks=1,recent=2,history=3",
     "h2o/history:budget=9,sinks=0,recent=1,indicator=yes",
+    "h2o/ov-block:budget=12,block=3,sinks=3,recent=6",
+    "h2o/ov-block:budget=12,block=4,sinks=0,recent=4,pool=2,window=5,norm=norm_sum",
+    "h2o/ov-block:budget=9,block=1,sinks=2,recent=1,pool=1,window=40",
+    "scissorhands:budget=16",
+    "scissorhands:budget=9,sinks=0,recent=1,window=3,decay=0.5",
+    "nacl:budget=18",
+    "nacl:budget=12,sinks=2,recent=2,proxies=3,random=4,temperature=0.25,seed=7",
+    "nacl:budget=9,sinks=0,recent=1,random=50%,temperature=0,seed=1",
     "snapkv:budget=12,window=4",
     "snapkv:budget=9,window=2,kernel=3,pool=max,group=max",
     "snapkv:budget=9,window=2,kernel=7,group=sum",
@@ -119,8 +127,11 @@ def size_of_lane(spec, arrays, layer):
     decoded = len(arrays["image"]) - prompt
     if name in ("window", "streaming"):
         return options["sinks"] + options["recent"]
-    if name in ("tova", "h2o/flexgen", "h2o/history"):
+    if name in ("tova", "h2o/flexgen", "h2o/history", "scissorhands"):
         return options["budget"]
+    if name == "h2o/ov-block":  # Full blocks and the newest one.
+        newest = (len(arrays["image"]) - 1) % options["block"] + 1
+        return options["budget"] - options["block"] + newest
     if name.startswith("fastv"):
         gone = images - share_or_count(options["keep"], images)
         return prompt + decoded - (gone if layer >= options["layer"] else 0)

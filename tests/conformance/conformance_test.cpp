@@ -146,6 +146,19 @@ bool is_complete(const std::string& spec) {
   }
 }
 
+/// Options with which policies that protect many tokens fit into the smallest budget.
+std::string small(const reference::PolicyInfo& info) {
+  if (info.name == "h2o/ov-block") {
+    return ",window=2,block=2,sinks=2,recent=2";
+  }
+  const auto has = [&](std::string_view key, std::string_view default_value) {
+    return std::ranges::any_of(info.options, [&](const auto& option) {
+      return option.key == key && (default_value.empty() || option.default_value == default_value);
+    });
+  };
+  return std::string(has("window", "") ? ",window=2" : "") + (has("recent", "10") ? ",sinks=1,recent=2" : "");
+}
+
 /// Every policy by its bare name where that is enough, and with small and large budgets where it has one.
 std::vector<std::string> specs() {
   std::vector<std::string> all;
@@ -161,11 +174,8 @@ std::vector<std::string> specs() {
       all.push_back(name);
     }
     if (reference::make_policy(name)->budget_is_open()) {
-      // The last prompt tokens that some policies keep must fit into the smallest budget.
-      const bool has_window =
-          std::ranges::any_of(info.options, [](const auto& option) { return option.key == "window"; });
       for (const char* budget : {"5", "11", "30%", "1000"}) {
-        all.push_back(name + ":budget=" + budget + (has_window ? ",window=2" : ""));
+        all.push_back(name + ":budget=" + budget + small(info));
       }
     }
   }
@@ -174,7 +184,11 @@ std::vector<std::string> specs() {
         "lookm:budget=5,recent=1,merge=weighted", "lookm:budget=12,recent=2,merge=pivot",
         "tome/decoder:keep=3", "tome/decoder:keep=30%", "hae:r=0.2,alpha=0.9,ddes=batch,bin=3,budget=6",
         "hae:r=0.2,alpha=0.9,effect=after,bin=2,budget=5",
-        "hae:dap=mass,eps=0.3,lane=kv_head,budget=6,score=mean,scores=full"}) {
+        "hae:dap=mass,eps=0.3,lane=kv_head,budget=6,score=mean,scores=full",
+        "h2o/history:budget=6,sinks=0,recent=1,history=3,indicator=yes,group=max",
+        "h2o/ov-block:budget=9,block=3,sinks=0,recent=3,pool=2,norm=norm_sum",
+        "scissorhands:budget=6,sinks=1,recent=1,select=sample,lane=layer",
+        "nacl:budget=7,sinks=1,recent=1,random=3,temperature=0", "streaming:sinks=1,recent=4"}) {
     all.emplace_back(extra);
   }
   return all;

@@ -235,7 +235,10 @@ RC_GTEST_PROP(Replay, ABudgetOfAllTokensEvictsNothing, ()) {
   for (const std::string& spec :
        {"hae:dap=none,recent=0,budget=" + budget, "hae:dap=none,ddes=batch,recent=0,budget=" + budget,
         "greedy:recent=0,budget=" + budget, "h2o/layerwise:budget=" + budget,
-        "window:sinks=0,budget=" + budget, "random:budget=" + budget, std::string("full")}) {
+        "window:sinks=0,budget=" + budget, "random:budget=" + budget, "tova:budget=" + budget,
+        "h2o/flexgen:budget=" + budget, "h2o/history:sinks=0,recent=1,budget=" + budget,
+        "scissorhands:sinks=0,recent=1,budget=" + budget, "nacl:sinks=0,recent=0,budget=" + budget,
+        "h2o/ov-block:block=1,sinks=0,recent=1,budget=" + budget, std::string("full")}) {
     const RunResult result = run(trace, spec);
     RC_ASSERT(result.log.entries.empty());
     RC_ASSERT(result.log.pending.empty());
@@ -311,7 +314,10 @@ RC_GTEST_PROP(Replay, SizesAreWhatThePolicyForetold, ()) {
   const MemoryTrace trace = *attention_traces();
   const std::string spec = *rc::gen::element<std::string>(
       "greedy", "hae:dap=none", "hae:dap=none,ddes=batch,bin=3", "hae:dap=none,bin=0.5,recent=0",
-      "h2o/layerwise", "window:sinks=1", "random:seed=3,lane=kv_head");
+      "h2o/layerwise", "window:sinks=1", "random:seed=3,lane=kv_head", "streaming:sinks=2", "tova",
+      "h2o/flexgen", "h2o/history:sinks=1,recent=2", "h2o/ov-block:block=3,sinks=3,recent=3",
+      "h2o/ov-block:block=1,sinks=0,recent=2", "scissorhands:sinks=1,recent=1,select=sample",
+      "nacl:sinks=1,recent=1", "nacl:sinks=0,recent=1,random=2");
   const auto open = reference::make_policy(spec);
   const Index budget = *rc::gen::inRange<Index>(1, trace.info.tokens + 1);
   std::optional<LaneSizes> sizes = LaneSizes{};  // of one lane of each layer

@@ -214,8 +214,9 @@ rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
 
 rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
   return rc::gen::exec([info] {
-    const std::string policy = *rc::gen::element<std::string>("hae", "hae", "hae", "greedy", "h2o/layerwise",
-                                                              "window", "random", "full");
+    const std::string policy =
+        *rc::gen::element<std::string>("hae", "hae", "hae", "greedy", "h2o/layerwise", "window", "random",
+                                       "full", "tova", "h2o/flexgen", "h2o/history", "scissorhands", "nacl");
     const Index budget = draw(2, std::max<Index>(2, info.tokens));
     const std::string budget_text = std::to_string(budget);
     std::string spec = policy + ":";
@@ -235,6 +236,13 @@ rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
     } else if (policy == "random") {
       spec += option("budget", budget_text) + option("seed", std::to_string(draw(0, 3))) +
               option("lane", *rc::gen::element<std::string>("layer", "kv_head"));
+    } else if (policy == "tova" || policy == "h2o/flexgen") {
+      spec += option("budget", budget_text);
+    } else if (policy != "full") {
+      spec += option("budget", budget_text) + option("sinks", std::to_string(draw(0, 1))) +
+              option("recent", std::to_string(draw(0, 1)));
+      spec +=
+          policy == "scissorhands" ? option("select", *rc::gen::element<std::string>("top", "sample")) : "";
     }
     spec.pop_back();
     return spec;

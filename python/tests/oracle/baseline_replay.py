@@ -9,6 +9,7 @@ import numpy as np
 
 from . import baselines, visual_baselines
 from .arithmetic import divide_or_zero
+from .replay import priority
 from .trace import Trace
 
 REQUIRED = object()
@@ -38,6 +39,17 @@ DEFAULTS = {
         "floor": "0.2",
     },
     "lookm": {"budget": REQUIRED, "recent": REQUIRED, "merge": "no"},
+    "h2o/ov-block": {
+        "budget": REQUIRED, "block": 32, "sinks": 32, "recent": 128, "pool": 7, "window": 8,
+        "norm": "sum",
+    },
+    "scissorhands": {
+        "budget": REQUIRED, "sinks": 4, "recent": 10, "window": 8, "decay": "0.9",
+    },
+    "nacl": {
+        "budget": REQUIRED, "sinks": 4, "recent": 10, "proxies": 8, "random": "0.2",
+        "temperature": 1, "seed": 0,
+    },
     "window": {"recent": REQUIRED, "sinks": 4},
     "streaming": {"recent": REQUIRED, "sinks": 4},
     "tova": {"budget": REQUIRED},
@@ -121,9 +133,47 @@ PREFILL = {
     "lookm": lambda at, budget, recent, merge: visual_baselines.lookm(
         at.attention, at.kv_heads, at.visual, budget, recent
     ),
+    "nacl": lambda at, **o: _nacl(at, **o),
     "knorm": lambda at, budget: baselines.knorm(at.keys, budget),
     "keydiff": lambda at, budget: baselines.keydiff(at.keys, budget),
 }
+
+
+def _nacl(at, budget, sinks, recent, random, seed, temperature, **options):
+    """NACL with the program's draws: one fixed number a (seed, layer, lane, token)."""
+    tokens = at.attention.shape[2]
+    if tokens <= budget:
+        return [list(range(tokens))] * at.kv_heads
+    draws = [[uniform(seed, at.layer, h, j) for j in range(tokens)] for h in range(at.kv_heads)]
+    return baselines.nacl(
+        at.attention, at.kv_heads, budget, sinks, recent,
+        random=share_or_count(random, budget - sinks - recent), draws=np.array(draws),
+        temperature=float(temperature), **options,
+    )  # fmt: skip
+
+
+def uniform(seed, *place):
+    """The upper 52 bits of a token's priority, u = (bits + 1/2) / 2^52 in (0, 1)."""
+    return ((priority(seed, *place) >> 12) + 0.5) * 2.0**-52
+
+
+class ScissorhandsLane:
+    """A call a forward: the last `window` rows of the prompt, then the row of each step."""
+
+    def __init__(self, budget, sinks, recent, window, decay):
+        self.protect = (budget, sinks, recent)
+        self.window, self.decay = window, float(decay)
+
+    def prefill(self, attention):
+        self.calls = [attention[:, -self.window :]]
+
+    def observe(self, query, row):
+        self.calls.append(row[:, None])
+
+    def evict(self, residents, step):
+        calls = [call[:, :, residents] for call in self.calls]
+        (kept,) = baselines.scissorhands(calls, 1, *self.protect, self.decay)
+        return [(j, None) for place, j in enumerate(residents) if place not in kept]
 
 
 # Name -> lanes are KV heads, the policy of a lane.
@@ -133,6 +183,8 @@ DECODING = {
         True,
         lambda indicator, **o: baselines.H2OHistory(indicator=indicator == "yes", **o),
     ),
+    "h2o/ov-block": (False, baselines.H2OOvBlock),
+    "scissorhands": (True, ScissorhandsLane),
     "window": (False, baselines.Streaming),
     "streaming": (False, baselines.Streaming),
     "tova": (False, baselines.Tova),
