@@ -1,8 +1,8 @@
+#include <algorithm>
 #include <array>
 
 #include "reference/online_policy.hpp"
 #include "reference/policies.hpp"
-#include "sim/row_kernels.hpp"
 
 namespace hae::reference {
 namespace {
@@ -68,7 +68,8 @@ class HistoryScores final : public OnlineScores {
     for (Index r = 0; r < rows.rows(); ++r) {
       for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
         const auto row = rows.values(options_.reduction, static_cast<Index>(lane), r);
-        for (Index j = 0; j < prompt_; ++j) {
+        const Index keys = std::min(prompt_, static_cast<Index>(row.size()));
+        for (Index j = 0; j < keys; ++j) {
           sums_[lane][at(j)] += value(row[at(j)], rows.query(r) + 1);
         }
       }

@@ -9,6 +9,7 @@
 #include "reference/policies.hpp"
 #include "reference/random.hpp"
 #include "reference/shared_options.hpp"
+#include "sim/row_kernels.hpp"
 
 namespace hae::reference {
 namespace {
@@ -115,7 +116,8 @@ class NaclRun final : public Run {
   }
 
   void begin_layer(Index /*layer*/, const LayerVectors& /*vectors*/) override {
-    sums_.assign(at(lane_count(info_, options_.reduction.lanes)), std::vector<double>(at(info_.prompt), 0.0));
+    sums_.assign(at(lane_count(info_, options_.reduction.lanes)),
+                 std::vector<double>(at(kernels::padded(info_.tokens)), 0.0));
   }
 
   void observe(const Rows& rows) override {
@@ -125,8 +127,7 @@ class NaclRun final : public Run {
       }
       for (std::size_t lane = 0; lane < sums_.size(); ++lane) {
         const auto values = rows.values(options_.reduction, static_cast<Index>(lane), r);
-        std::transform(sums_[lane].begin(), sums_[lane].end(), values.begin(), sums_[lane].begin(),
-                       std::plus<>());
+        kernels::add(values.data(), sums_[lane].data(), static_cast<Index>(values.size()));
       }
     }
   }
@@ -184,7 +185,7 @@ class NaclRun final : public Run {
   const NaclOptions& options_;
   const SequenceInfo& info_;
   std::vector<LayerBudget> budgets_;       ///< [layers]
-  std::vector<std::vector<double>> sums_;  ///< [lanes][P] of the layer in its prefill
+  std::vector<std::vector<double>> sums_;  ///< [lanes][padded T] of the layer in its prefill
 };
 
 std::unique_ptr<Run> Nacl::begin(const SequenceInfo& info) const {
