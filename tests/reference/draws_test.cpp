@@ -15,7 +15,8 @@ TEST(NaturalLog, IsWithinFourUlpOfTheLogarithm) {
     for (int i = 0; i < 200; ++i) {
       const double x = std::ldexp(1.0 + i / 200.0, exponent);
       const long double exact = std::log(static_cast<long double>(x));
-      const auto ulp = static_cast<long double>(std::numeric_limits<double>::epsilon()) * std::abs(exact);
+      // Half of epsilon times a number is at most one ulp of it.
+      const auto ulp = static_cast<long double>(std::numeric_limits<double>::epsilon() / 2) * std::abs(exact);
       EXPECT_LE(std::abs(natural_log(x) - exact), 4 * ulp) << x;
     }
   }
@@ -32,7 +33,7 @@ TEST(NaturalLog, RefusesWhatHasNone) {
 }
 
 TEST(Gumbel, IsMinusTheLogOfMinusTheLogOfAUniformNumber) {
-  // bits = 2^63: u = 1/2 + 2^-53; -ln(ln 2) = 0.36651292058166432701, its slope 1/(u ln 2)... below 3 there.
+  // bits = 2^63: u = 1/2 + 2^-53. At 1/2 it is -ln(ln 2) and its slope 2/ln 2 = 2.885, so 3.2e-16 more.
   EXPECT_NEAR(gumbel(std::uint64_t{1} << 63), 0.36651292058166432701, 1e-15);
   // The ends: u = 2^-53, -ln(53 ln 2) = -3.6037791039; u = 1 - 2^-53, -ln(2^-53) = 53 ln 2.
   EXPECT_NEAR(gumbel(0), -std::log(53 * std::log(2.0)), 1e-14);
