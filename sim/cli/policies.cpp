@@ -12,8 +12,12 @@ namespace hae::cli {
 namespace {
 
 void print_all() {
+  std::size_t longest = 0;
   for (const reference::PolicyInfo& info : known_policies()) {
-    fmt::print("{:<16}{}\n", info.name, info.summary);
+    longest = std::max(longest, info.name.size());
+  }
+  for (const reference::PolicyInfo& info : known_policies()) {
+    fmt::print("{:<{}}{}\n", info.name, longest + 2, info.summary);
   }
   fmt::print("\n`hae policies NAME` shows a policy's options, source and fidelity.\n");
 }
