@@ -128,8 +128,10 @@ void ActiveRun::begin_layer(Index layer) {
 
 void ActiveRun::show_vectors(Index layer, LayerPayload& payload) {
   const Needs needs = policy->needs(info, layer);
-  state->begin_layer(layer, {needs.keys ? payload.keys() : View<const float, 3>{},
-                             needs.values ? payload.values() : View<const float, 3>{}});
+  state->begin_layer(layer,
+                     {needs.keys ? payload.keys() : View<const float, 3>{},
+                      needs.values ? payload.values() : View<const float, 3>{},
+                      needs.embedding_similarity ? payload.embedding_similarity() : View<const double, 2>{}});
 }
 
 void ActiveRun::end_layer_prefill(Index layer) {

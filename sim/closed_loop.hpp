@@ -35,7 +35,7 @@ class ClosedLoop {
   /// info    of the sequence to come, payload qkv: the prompt, and as many tokens as it may grow to
   /// where   begins the message of an error, e.g. `board-reader: sequence 'board 3'`
   /// throws  TraceError for an info that contradicts itself; ConfigError for an option that is impossible
-  /// here
+  /// here; NeedsError for a policy that needs embedding similarities
   ClosedLoop(SequenceInfo info, std::shared_ptr<const Policy> policy, NanRule nan, std::string where);
   ClosedLoop(const ClosedLoop&) = delete;  // its parts refer to each other
   ClosedLoop& operator=(const ClosedLoop&) = delete;

@@ -21,13 +21,15 @@ struct Needs {
   Index newest_prompt_rows = 0;  ///< besides those, the last rows of the prompt
   bool keys = false;             ///< after rotary embedding
   bool values = false;
+  bool embedding_similarity = false;  ///< layer 0 only
 };
 
 /// What a layer computed of every token, by position; empty where the policy did not ask for it. Of tokens
 /// that are not resident a policy must make no use.
 struct LayerVectors {
-  View<const float, 3> keys;    ///< [kv_heads, T, head_dim] after rotary embedding
-  View<const float, 3> values;  ///< [kv_heads, T, head_dim]
+  View<const float, 3> keys;                   ///< [kv_heads, T, head_dim] after rotary embedding
+  View<const float, 3> values;                 ///< [kv_heads, T, head_dim]
+  View<const double, 2> embedding_similarity;  ///< layer 0: [visual prompt tokens, text prompt tokens]
 };
 
 /// What a policy promises about a lane, shown in results. The engine holds it to sinks, recent, bin (most

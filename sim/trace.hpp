@@ -43,17 +43,18 @@ struct SequenceInfo {
   Index layers = 0;
   Index query_heads = 0;
   Index kv_heads = 0;
-  std::optional<Index> head_dim;       ///< absent: nothing is known in bytes
-  std::optional<Index> element_bytes;  ///< bytes of one cached number
-  Index tokens = 0;                    ///< T
-  Index prompt = 0;                    ///< P, 1 <= P <= T
-  Index generated = 0;                 ///< tokens the model produced
-  double scale = 1.0;                  ///< logit = scale * q.k
-  bool has_values = false;             ///< whether every layer carries V
-  double row_sum_tolerance = 1e-4;     ///< attention: a stored row sums to 1 within this (by stored type)
-  std::vector<MaskRule> masks;         ///< [layers]
-  std::vector<Index> image;            ///< [T] picture of the token, -1 for text
-  std::vector<Index> prompt_rows;      ///< stored prompt rows, ascending; all of them in a qkv payload
+  std::optional<Index> head_dim;          ///< absent: nothing is known in bytes
+  std::optional<Index> element_bytes;     ///< bytes of one cached number
+  Index tokens = 0;                       ///< T
+  Index prompt = 0;                       ///< P, 1 <= P <= T
+  Index generated = 0;                    ///< tokens the model produced
+  double scale = 1.0;                     ///< logit = scale * q.k
+  bool has_values = false;                ///< whether every layer carries V
+  bool has_embedding_similarity = false;  ///< inner products of the prompt's input embeddings
+  double row_sum_tolerance = 1e-4;        ///< attention: a stored row sums to 1 within this (by stored type)
+  std::vector<MaskRule> masks;            ///< [layers]
+  std::vector<Index> image;               ///< [T] picture of the token, -1 for text
+  std::vector<Index> prompt_rows;         ///< stored prompt rows, ascending; all of them in a qkv payload
 
   [[nodiscard]] Index steps() const { return tokens - prompt; }
   [[nodiscard]] Index group_heads() const { return query_heads / kv_heads; }
@@ -73,6 +74,10 @@ class LayerPayload {
 
   /// V [kv_heads, T, head_dim]; empty when the trace has none.
   [[nodiscard]] virtual View<const float, 3> values() = 0;
+
+  /// Of layer 0: inner products of its inputs, the prompt's embeddings,
+  /// [visual prompt tokens, text prompt tokens], both in order of position; empty when the trace has none.
+  [[nodiscard]] virtual View<const double, 2> embedding_similarity() { return {}; }
 
   /// qkv: Q after rotary embedding of the positions `rows`, written to out [query_heads, rows, head_dim].
   virtual void read_queries(Range rows, View<float, 3> out) = 0;

@@ -289,6 +289,7 @@ SequenceInfo read_info(const Group& group) {
   if (first.q_unrotated) {
     check_rotary(group, info);
   }
+  info.has_embedding_similarity = group.has("embedding_similarity");
   check_optional(group, info);
   check_info(info, group.where());
   return info;
@@ -296,14 +297,29 @@ SequenceInfo read_info(const Group& group) {
 
 // ---- reading
 
+/// What is wrong with the first number that is not finite.
+std::optional<std::string> find_not_finite(const Dataset& dataset, std::span<const double> numbers) {
+  const auto bad = std::ranges::find_if_not(numbers, [](double x) { return std::isfinite(x); });
+  if (bad == numbers.end()) {
+    return std::nullopt;
+  }
+  return message(dataset.where(), ": element ", bad - numbers.begin(), " is ", *bad,
+                 ", expected a finite number; record it again");
+}
+
 bool is_aligned(const std::byte* data) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(float) == 0;
 }
 
 class FileLayer final : public LayerPayload {
  public:
-  FileLayer(std::shared_ptr<const hdf5::File> file, const SequenceInfo& info, LayerDatasets datasets)
-      : file_(std::move(file)), info_(info), datasets_(std::move(datasets)) {}
+  /// similarity  of the sequence, for layer 0
+  FileLayer(std::shared_ptr<const hdf5::File> file, const SequenceInfo& info, LayerDatasets datasets,
+            std::optional<Dataset> similarity)
+      : file_(std::move(file)),
+        info_(info),
+        datasets_(std::move(datasets)),
+        similarity_(std::move(similarity)) {}
 
   View<const float, 3> keys() override {
     HAE_EXPECTS(info_.payload == Payload::qkv);
@@ -312,6 +328,19 @@ class FileLayer final : public LayerPayload {
 
   View<const float, 3> values() override {
     return datasets_.v ? whole(*datasets_.v, values_) : View<const float, 3>();
+  }
+
+  View<const double, 2> embedding_similarity() override {
+    if (!similarity_) {
+      return {};
+    }
+    if (similarities_.empty()) {
+      similarities_ = similarity_->read_reals();
+      if (const std::optional<std::string> complaint = find_not_finite(*similarity_, similarities_)) {
+        throw TraceError(*complaint);
+      }
+    }
+    return {similarities_.data(), {similarity_->shape()[0], similarity_->shape()[1]}};
   }
 
   void read_queries(Range rows, View<float, 3> out) override {
@@ -362,8 +391,10 @@ class FileLayer final : public LayerPayload {
   std::shared_ptr<const hdf5::File> file_;  // before the datasets, which must be closed first
   SequenceInfo info_;
   LayerDatasets datasets_;
+  std::optional<Dataset> similarity_;
   std::vector<float> keys_;
   std::vector<float> values_;
+  std::vector<double> similarities_;
 };
 
 Group sequence_group(const Group& root, Index index) {
@@ -379,8 +410,13 @@ class FileSequence final : public Sequence {
 
   std::unique_ptr<LayerPayload> layer(Index layer) override {
     HAE_EXPECTS(layer >= 0 && layer < info_.layers);
-    const Group group = layer_group(sequence_group(file_->root(), index_), layer);
-    return std::make_unique<FileLayer>(file_, info_, open_datasets(group, info_));
+    const Group group = sequence_group(file_->root(), index_);
+    std::optional<Dataset> similarity;
+    if (layer == 0 && info_.has_embedding_similarity) {
+      similarity = group.dataset("embedding_similarity", Content::reals);
+    }
+    return std::make_unique<FileLayer>(file_, info_, open_datasets(layer_group(group, layer), info_),
+                                       std::move(similarity));
   }
 
  private:
@@ -603,10 +639,8 @@ std::vector<std::string> TraceFile::optional_violations(Index index) const {
     }
   }
   const auto expect_finite = [&](const Dataset& dataset, std::span<const double> numbers) {
-    const auto bad = std::ranges::find_if_not(numbers, [](double x) { return std::isfinite(x); });
-    if (bad != numbers.end()) {
-      violations.push_back(message(dataset.where(), ": element ", bad - numbers.begin(), " is ", *bad,
-                                   ", expected a finite number; record it again"));
+    if (std::optional<std::string> complaint = find_not_finite(dataset, numbers)) {
+      violations.push_back(*std::move(complaint));
     }
   };
   if (group.has("embedding_similarity")) {

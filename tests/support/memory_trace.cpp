@@ -17,6 +17,15 @@ class MemoryLayer final : public LayerPayload {
     return trace_.values.empty() ? View<const float, 3>{} : view(trace_.values);
   }
 
+  View<const double, 2> embedding_similarity() override {
+    const auto size = static_cast<Index>(trace_.similarity.size());
+    const SequenceInfo& info = trace_.info;
+    const Index visual = std::count_if(info.image.begin(), info.image.begin() + info.prompt,
+                                       [](Index image) { return image >= 0; });
+    return size == 0 ? View<const double, 2>{}
+                     : View<const double, 2>{trace_.similarity.data(), {visual, size / visual}};
+  }
+
   void read_queries(Range rows, View<float, 3> out) override {
     const SequenceInfo& info = trace_.info;
     for (Index h = 0; h < info.query_heads; ++h) {

@@ -18,6 +18,7 @@ struct MemoryTrace {
   std::vector<std::vector<float>> keys;       ///< [layers][kv_heads, T, head_dim]
   std::vector<std::vector<float>> values;     ///< [layers][kv_heads, T, head_dim], or empty
   std::vector<std::vector<float>> attention;  ///< [layers][query_heads, T, T]: row i, key j
+  std::vector<double> similarity;             ///< [visual prompt tokens, text prompt tokens], or empty
 };
 
 /// The trace as the engine reads it.

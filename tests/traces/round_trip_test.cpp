@@ -1,4 +1,6 @@
+#include <array>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "tests/traces/fixtures.hpp"
@@ -310,6 +312,30 @@ TEST(TraceFile, IsReadByManyThreads) {
       }
     });
   }
+}
+
+TEST(TraceFile, ShowsEmbeddingSimilaritiesWithLayerZero) {
+  const Scratch scratch;
+  write_small(scratch / "trace.h5", small_qkv());
+  const std::string path = "/sequences/000000/embedding_similarity";
+  const auto open = [&] { return TraceFile(scratch / "trace.h5").open(0); };
+  EXPECT_FALSE(open()->info().has_embedding_similarity);
+  EXPECT_TRUE(open()->layer(0)->embedding_similarity().empty());
+
+  std::array<float, 4> numbers{0.5F, -1.0F, 2.0F, 0.25F};  // tokens 1 and 2 by tokens 0 and 3
+  RawFile(scratch / "trace.h5").replace(path, H5T_NATIVE_FLOAT, {2, 2}, numbers.data());
+  const auto sequence = open();
+  EXPECT_TRUE(sequence->info().has_embedding_similarity);
+  const auto layer = sequence->layer(0);
+  const View<const double, 2> shown = layer->embedding_similarity();
+  EXPECT_EQ(shown.extent(0), 2);
+  EXPECT_EQ(shown.extent(1), 2);
+  EXPECT_TRUE(std::equal(numbers.begin(), numbers.end(), shown.data()));
+  EXPECT_TRUE(sequence->layer(1)->embedding_similarity().empty());
+
+  numbers[2] = std::numeric_limits<float>::infinity();
+  RawFile(scratch / "trace.h5").replace(path, H5T_NATIVE_FLOAT, {2, 2}, numbers.data());
+  EXPECT_THROW(open()->layer(0)->embedding_similarity(), TraceError);
 }
 
 TEST(TraceFile, RefusesToReadWhatAPayloadHasNot) {
