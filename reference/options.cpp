@@ -21,6 +21,19 @@ std::optional<Number> parse_number(std::string_view text) {
   return number;
 }
 
+/// The parts between slashes.
+std::vector<std::string_view> items(std::string_view list) {
+  std::vector<std::string_view> items;
+  for (std::size_t slash = 0; slash != std::string_view::npos;) {
+    slash = list.find('/');
+    items.push_back(list.substr(0, slash));
+    list.remove_prefix(slash == std::string_view::npos ? list.size() : slash + 1);
+  }
+  return items;
+}
+
+constexpr Index kLargestCount = Index{1} << 48;
+
 constexpr std::size_t kMostDigits = 15;  // keeps numerator * tokens within 128 bits and 10^digits within 64
 
 }  // namespace
@@ -131,7 +144,7 @@ bool Options::given(std::string_view key) const {
 
 Index Options::count(std::string_view key, Index least) const {
   const std::optional<Index> number = parse_number<Index>(text(key));
-  if (!number || *number < least || *number > (Index{1} << 48)) {
+  if (!number || *number < least || *number > kLargestCount) {
     fail(key);
   }
   return *number;
@@ -159,6 +172,30 @@ Amount Options::amount(std::string_view key) const {
     fail(key);
   }
   return *amount;
+}
+
+std::vector<Index> Options::counts(std::string_view key, Index least) const {
+  std::vector<Index> counts;
+  for (const std::string_view item : items(text(key))) {
+    const std::optional<Index> number = parse_number<Index>(item);
+    if (!number || *number < least || *number > kLargestCount) {
+      fail(key);
+    }
+    counts.push_back(*number);
+  }
+  return counts;
+}
+
+std::vector<Amount> Options::amounts(std::string_view key) const {
+  std::vector<Amount> amounts;
+  for (const std::string_view item : items(text(key))) {
+    const std::optional<Amount> amount = Amount::parse(item);
+    if (!amount) {
+      fail(key);
+    }
+    amounts.push_back(*amount);
+  }
+  return amounts;
 }
 
 void Options::exclude(std::initializer_list<std::string_view> keys, std::string_view reason) {

@@ -36,6 +36,13 @@ class Amount {
     return denominator_ == 0 ? std::optional(numerator_) : std::nullopt;
   }
 
+  /// The nearest double of a share; none for a number of tokens.
+  [[nodiscard]] std::optional<double> share() const {
+    return denominator_ == 0
+               ? std::nullopt
+               : std::optional(static_cast<double>(numerator_) / static_cast<double>(denominator_));
+  }
+
   /// The number, or the share of `whole`: rounded down, at least 1.
   [[nodiscard]] Index of(Index whole) const;
 
@@ -77,6 +84,10 @@ class Options {
   [[nodiscard]] std::uint64_t seed(std::string_view key) const;
   [[nodiscard]] double threshold(std::string_view key) const;
   [[nodiscard]] Amount amount(std::string_view key) const;
+
+  /// The items of a list `a/b/c`, in order.
+  [[nodiscard]] std::vector<Index> counts(std::string_view key, Index least) const;
+  [[nodiscard]] std::vector<Amount> amounts(std::string_view key) const;
 
   /// The choice whose name the option has.
   template <typename Choice>

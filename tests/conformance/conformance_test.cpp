@@ -180,10 +180,12 @@ std::vector<std::string> specs() {
     }
   }
   for (const char* extra :
-       {"lookm:budget=9,recent=2", "lookm:budget=9,recent=3,merge=mean",
-        "lookm:budget=5,recent=1,merge=weighted", "lookm:budget=12,recent=2,merge=pivot",
-        "tome/decoder:keep=3", "tome/decoder:keep=30%", "hae:r=0.2,alpha=0.9,ddes=batch,bin=3,budget=6",
-        "hae:r=0.2,alpha=0.9,effect=after,bin=2,budget=5",
+       {"fastv:layer=1,keep=3", "fastv:layer=1,keep=50%,scope=image,effect=after",
+        "fastv/text-mean:layer=1,keep=2", "sparsevlm:layers=1,keep=2",
+        "mustdrop:layers=0/1,tau_global=0.15,tau_individual=0.2", "lookm:budget=9,recent=2",
+        "lookm:budget=9,recent=3,merge=mean", "lookm:budget=5,recent=1,merge=weighted",
+        "lookm:budget=12,recent=2,merge=pivot", "tome/decoder:keep=3", "tome/decoder:keep=30%",
+        "hae:r=0.2,alpha=0.9,ddes=batch,bin=3,budget=6", "hae:r=0.2,alpha=0.9,effect=after,bin=2,budget=5",
         "hae:dap=mass,eps=0.3,lane=kv_head,budget=6,score=mean,scores=full",
         "h2o/history:budget=6,sinks=0,recent=1,history=3,indicator=yes,group=max",
         "h2o/ov-block:budget=9,block=3,sinks=0,recent=3,pool=2,norm=norm_sum",

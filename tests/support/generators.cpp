@@ -214,9 +214,9 @@ rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
 
 rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
   return rc::gen::exec([info] {
-    const std::string policy =
-        *rc::gen::element<std::string>("hae", "hae", "hae", "greedy", "h2o/layerwise", "window", "random",
-                                       "full", "tova", "h2o/flexgen", "h2o/history", "scissorhands", "nacl");
+    const std::string policy = *rc::gen::element<std::string>(
+        "hae", "hae", "hae", "greedy", "h2o/layerwise", "window", "random", "full", "tova", "h2o/flexgen",
+        "h2o/history", "scissorhands", "nacl", "fastv", "fastv/text-mean", "sparsevlm", "mustdrop");
     const Index budget = draw(2, std::max<Index>(2, info.tokens));
     const std::string budget_text = std::to_string(budget);
     std::string spec = policy + ":";
@@ -236,6 +236,16 @@ rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
     } else if (policy == "random") {
       spec += option("budget", budget_text) + option("seed", std::to_string(draw(0, 3))) +
               option("lane", *rc::gen::element<std::string>("layer", "kv_head"));
+    } else if (policy == "fastv" || policy == "fastv/text-mean") {
+      spec += option("layer", "1") + option("keep", *rc::gen::element<std::string>("1", "2", "50%")) +
+              option("scope", *rc::gen::element<std::string>("sequence", "image")) +
+              option("effect", *rc::gen::element<std::string>("within", "after"));
+    } else if (policy == "sparsevlm") {
+      spec += option("layers", "1") + option("keep", *rc::gen::element<std::string>("1", "2", "50%"));
+    } else if (policy == "mustdrop") {
+      spec += option("layers", *rc::gen::element<std::string>("0", "0/1", "1/2")) +
+              option("tau_global", *rc::gen::element<std::string>("0.1", "0.5", "2")) +
+              option("tau_individual", *rc::gen::element<std::string>("0.1", "1.5"));
     } else if (policy == "tova" || policy == "h2o/flexgen") {
       spec += option("budget", budget_text);
     } else if (policy != "full") {
