@@ -5,7 +5,6 @@
 
 #include "reference/budgeted_policy.hpp"
 #include "reference/policies.hpp"
-#include "reference/shared_options.hpp"
 #include "reference/visual_pruning.hpp"
 
 // FastV, arXiv 2403.06764: from layer K on, only the visual tokens that layer K - 1 attends to most. Its text
@@ -135,15 +134,9 @@ const PolicyInfo kFastV = {
     "prunes visual tokens from layer K on by the last prompt row's attention in layer K-1",
     "FastV, arXiv 2403.06764, as its code for a KV cache computes it (fastv_kvcache.py)",
     "Prefill only, online: the variant that decides once and keeps the cache. Score: mean over query heads "
-    "of "
-    "the last "
-    "prompt row of layer K-1. K = 0, which picks tokens at random, is left out. A share rounds down, at "
-    "least "
-    "1; "
-    "rounding=original gives FastV's count. Keeping per picture, and tokens that the row cannot see because "
-    "of "
-    "a sliding "
-    "window (kept), are ours. Needs the last prompt row of layer K-1.",
+    "of the last prompt row of layer K-1. K = 0, which picks tokens at random, is left out. A share rounds "
+    "down, at least 1; rounding=original gives FastV's count. Keeping per picture, and tokens that the row "
+    "cannot see because of a sliding window (kept), are ours. Needs the last prompt row of layer K-1.",
     kOptions,
     make<Scorer::last_row>};
 
@@ -152,8 +145,7 @@ const PolicyInfo kFastVTextMean = {
     "prunes visual tokens from layer K on by the mean attention of prompt text in layer K-1",
     "FastV, arXiv 2403.06764, as its text describes it",
     "Prefill only, online: as fastv, but a token's score is the mean over the prompt text rows that can see "
-    "it. Needs "
-    "the prompt's text rows of layer K-1.",
+    "it. Needs the prompt's text rows of layer K-1.",
     kOptions,
     make<Scorer::text_mean>};
 

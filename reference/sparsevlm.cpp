@@ -3,7 +3,6 @@
 
 #include "reference/budgeted_policy.hpp"
 #include "reference/policies.hpp"
-#include "reference/shared_options.hpp"
 #include "reference/visual_pruning.hpp"
 #include "sim/arithmetic.hpp"
 
@@ -222,18 +221,13 @@ const PolicyInfo kSparseVlm = {
     "prunes visual tokens at three layers by the attention of the text tokens nearest to the picture",
     "SparseVLM, arXiv 2410.04417: its raters and its pruning at layers 2, 6 and 15",
     "Prefill only, online. raters=embedding is the published choice of raters, for traces that carry "
-    "embedding "
-    "similarities; raters=attention applies the same rule to layer 0's text-to-visual attention and is ours, "
-    "as is "
-    "choosing among the text after the first visual token. The counts kept are the published tables of "
-    "versions 1 "
-    "and 2; both leave at least one candidate out at every layer. Left out: version 1's recycling of pruned "
-    "tokens, "
-    "which merges; version 2's division by rotary logits and its choice of 14 heads. Counts are for LLaVA's "
-    "576 "
-    "visual tokens; with fewer, give keep as shares. Any number of pictures makes one ranking. Needs the "
-    "prompt's "
-    "text rows of layer 0 (raters=attention) and of the deciding layers.",
+    "embedding similarities; raters=attention applies the same rule to layer 0's text-to-visual attention "
+    "and is ours, as is choosing among the text after the first visual token. The counts kept are the "
+    "published tables of versions 1 and 2; both leave at least one candidate out at every layer. Left out: "
+    "version 1's recycling of pruned tokens, which merges; version 2's division by rotary logits and its "
+    "choice of 14 heads. Counts are for LLaVA's 576 visual tokens; with fewer, give keep as shares. Any "
+    "number of pictures makes one ranking. Needs the prompt's text rows of layer 0 (raters=attention) and "
+    "of the deciding layers.",
     kOptions,
     make};
 

@@ -324,14 +324,16 @@ TEST(TraceFile, ShowsEmbeddingSimilaritiesWithLayerZero) {
 
   std::array<float, 4> numbers{0.5F, -1.0F, 2.0F, 0.25F};  // tokens 1 and 2 by tokens 0 and 3
   RawFile(scratch / "trace.h5").replace(path, H5T_NATIVE_FLOAT, {2, 2}, numbers.data());
-  const auto sequence = open();
-  EXPECT_TRUE(sequence->info().has_embedding_similarity);
-  const auto layer = sequence->layer(0);
-  const View<const double, 2> shown = layer->embedding_similarity();
-  EXPECT_EQ(shown.extent(0), 2);
-  EXPECT_EQ(shown.extent(1), 2);
-  EXPECT_TRUE(std::equal(numbers.begin(), numbers.end(), shown.data()));
-  EXPECT_TRUE(sequence->layer(1)->embedding_similarity().empty());
+  {
+    const auto sequence = open();
+    EXPECT_TRUE(sequence->info().has_embedding_similarity);
+    const auto layer = sequence->layer(0);
+    const View<const double, 2> shown = layer->embedding_similarity();
+    EXPECT_EQ(shown.extent(0), 2);
+    EXPECT_EQ(shown.extent(1), 2);
+    EXPECT_TRUE(std::equal(numbers.begin(), numbers.end(), shown.data()));
+    EXPECT_TRUE(sequence->layer(1)->embedding_similarity().empty());
+  }
 
   numbers[2] = std::numeric_limits<float>::infinity();
   RawFile(scratch / "trace.h5").replace(path, H5T_NATIVE_FLOAT, {2, 2}, numbers.data());

@@ -57,6 +57,10 @@ DEFAULTS = {
     "keydiff": {"budget": REQUIRED},
     "fastv": {"layer": 2, "keep": REQUIRED},
     "fastv/text-mean": {"layer": 2, "keep": REQUIRED},
+    "sparsevlm": {"target": 192, "version": 1, "keep": None, "layers": "2/6/15"},
+    "mustdrop": {
+        "target": 192, "tau_global": None, "tau_individual": None, "layers": "2/6/10/14",
+    },
 }  # fmt: skip
 
 
@@ -206,19 +210,102 @@ def _decoding(trace, name, options):
     return sorted(log)
 
 
-def _visual(trace, name, options):
-    """From layer K on, before its prefill: K = 0 has no layer before it."""
+def items(value):
+    """The parts of `a/b/c`; counts as numbers, shares as they are written."""
+    return [int(x) if x.isdecimal() else x for x in str(value).split("/")]
+
+
+def log_of_decisions(decisions, layers, everywhere=False):
+    """What a layer decides acts within the prefill of the layers after it.
+
+    decisions   {layer: tokens that go}
+    everywhere  also in the others, after the prefill
+    """
+    log = []
+    for decided, gone in decisions.items():
+        for layer in range(0 if everywhere else decided + 1, layers):
+            log += [(0, layer, -1, token, layer > decided) for token in gone]
+    return sorted(log)
+
+
+def visual_and_text(trace):
+    """Both of the prompt, ascending."""
     visual = [int(j) for j in np.flatnonzero(trace.visual[: trace.prompt])]
-    texts = [j for j in range(trace.prompt) if j not in visual]
-    layer = options["layer"]
-    if not 0 < layer < trace.layers or not visual:
+    return visual, [j for j in range(trace.prompt) if j not in visual]
+
+
+def _visual(trace, name, options):
+    visual, texts = visual_and_text(trace)
+    if not visual or not texts:
         return []
-    keep = share_or_count(options["keep"], len(visual))
-    gone = VISUAL[name](_Layer(trace, {}, layer - 1).attention, visual, texts, keep)
-    return [(0, later, -1, token, True) for later in range(layer, trace.layers) for token in gone]
+    decisions = VISUAL[name](trace, visual, texts, **options)
+    return log_of_decisions(decisions, trace.layers, everywhere=name == "mustdrop")
+
+
+def _prompt_weights(trace, layer, gone=()):
+    return visual_baselines.without(
+        trace.weights[layer][:, : trace.prompt, : trace.prompt], list(gone)
+    )
+
+
+def _fastv(choose):
+    """choose  (attention of layer K - 1, visual, texts, keep) -> the visual tokens that go; K = 0
+    has no layer before it
+    """
+
+    def decide(trace, visual, texts, layer, keep):
+        if not 0 < layer < trace.layers:
+            return {}
+        attention = _prompt_weights(trace, layer - 1)
+        return {layer - 1: choose(attention, visual, texts, share_or_count(keep, len(visual)))}
+
+    return decide
+
+
+def sparsevlm_decisions(trace, visual, raters, target, version, keep, layers):
+    """Layers that the model has not decide nothing; a share is of the prompt's visual tokens."""
+    kept = items(keep) if keep else visual_baselines.SPARSEVLM_KEPT[version][target]
+    stages = [
+        (layer, share_or_count(count, len(visual)))
+        for layer, count in zip(items(layers), kept, strict=True)
+        if layer < trace.layers
+    ]
+    return visual_baselines.sparsevlm(
+        lambda layer, gone: _prompt_weights(trace, layer, gone),
+        visual,
+        raters,
+        [count for _, count in stages],
+        [layer for layer, _ in stages],
+    )
+
+
+def _sparsevlm(trace, visual, texts, **options):
+    """Raters are text tokens after the first visual one, by layer 0's attention."""
+    after = [t for t in texts if t > visual[0]]
+    first = _prompt_weights(trace, 0)
+    raters = visual_baselines.sparsevlm_raters_by_attention(first, visual, after)
+    return sparsevlm_decisions(trace, visual, raters, **options)
+
+
+def _mustdrop(trace, visual, texts, target, tau_global, tau_individual, layers):
+    share, single = visual_baselines.MUSTDROP_THRESHOLDS[target]
+    if tau_global is not None:
+        share, single = float(tau_global), float(tau_individual)
+    return visual_baselines.mustdrop(
+        lambda layer, gone: _prompt_weights(trace, layer, gone),
+        visual,
+        texts,
+        share,
+        single,
+        layers=[layer for layer in items(layers) if layer < trace.layers],
+    )
 
 
 VISUAL = {
-    "fastv": lambda attention, visual, _, keep: visual_baselines.fastv(attention, visual, keep),
-    "fastv/text-mean": visual_baselines.fastv_text_mean,
+    "fastv": _fastv(
+        lambda attention, visual, _, keep: visual_baselines.fastv(attention, visual, keep)
+    ),
+    "fastv/text-mean": _fastv(visual_baselines.fastv_text_mean),
+    "sparsevlm": _sparsevlm,
+    "mustdrop": _mustdrop,
 }
