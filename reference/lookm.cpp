@@ -106,6 +106,9 @@ constexpr std::array kOptions = {
 };
 
 std::shared_ptr<const Policy> make(Options options) {
+  if (!options.given("recent")) {
+    options.fail("recent", "is required; give the number of last prompt tokens that stay");
+  }
   const Index recent = options.count("recent", 1);
   return std::make_shared<Lookm>(std::move(options), make, recent);
 }

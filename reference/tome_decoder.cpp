@@ -159,6 +159,9 @@ constexpr std::array kOptions = {OptionInfo{"keep", "-", "a count of 1 or more, 
                                             "visual prompt tokens that are left; required"}};
 
 std::shared_ptr<const Policy> make(Options options) {
+  if (!options.given("keep")) {
+    options.fail("keep", "is required; give a count or a share of the visual tokens");
+  }
   return std::make_shared<TomeDecoder>(std::move(options));
 }
 

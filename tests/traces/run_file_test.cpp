@@ -13,10 +13,11 @@ namespace {
 StoredRuns two_runs() {
   StoredRun first;
   first.identity = {1, 3, "a dog", "hae:budget=8", {{"budget", "8"}, {"bin", "15%"}, {"alpha", ""}}};
-  first.log.entries = {{0, 0, kLayerLane, 5, false, 0.1, std::nullopt, std::nullopt},
-                       {0, 1, kLayerLane, 5, true, 0.1, std::nullopt, std::nullopt},
-                       {2, 0, kLayerLane, 4, false, std::numeric_limits<double>::denorm_min(), 1, 3},
-                       {3, 0, kLayerLane, 6, false, std::nullopt, 3, std::nullopt}};
+  first.log.entries = {
+      {0, 0, kLayerLane, 5, false, 0.1, std::nullopt, std::nullopt},
+      {0, 1, kLayerLane, 5, true, 0.1, std::nullopt, std::nullopt},
+      {2, 0, kLayerLane, 4, false, std::numeric_limits<double>::denorm_min(), 1, Merge{3, 0.25, 0.75, 2.0}},
+      {3, 0, kLayerLane, 6, false, std::nullopt, 3, std::nullopt}};
   first.log.pending = {{1, kLayerLane, 7, 3}};
   StoredRun second;
   second.identity.policy = "full";
