@@ -81,6 +81,14 @@ class Loan {
   nb::object object_;
 };
 
+std::optional<Merge> merge_of(nb::handle given) {
+  if (given.is_none()) {
+    return std::nullopt;
+  }
+  const auto number = [&](const char* name) { return nb::cast<double>(given.attr(name)); };
+  return Merge{nb::cast<Index>(given.attr("into")), number("kept_weight"), number("weight"), number("size")};
+}
+
 Decision decision_of(nb::handle given, Index layer) {
   Decision decision;
   if (given.is_none()) {
@@ -90,7 +98,8 @@ Decision decision_of(nb::handle given, Index layer) {
     const auto lane = nb::cast<std::optional<Index>>(entry.attr("lane"));
     decision.evict.push_back({nb::cast<std::optional<Index>>(entry.attr("layer")).value_or(layer),
                               lane.value_or(Evict::kEveryLane), nb::cast<Index>(entry.attr("token")),
-                              nb::cast<std::optional<double>>(entry.attr("score"))});
+                              nb::cast<std::optional<double>>(entry.attr("score")),
+                              merge_of(entry.attr("merge"))});
   }
   for (nb::handle entry : given.attr("mark")) {
     decision.mark.push_back({nb::cast<Index>(entry.attr("lane")), nb::cast<Index>(entry.attr("token"))});
@@ -209,12 +218,14 @@ class PythonPolicy final : public Policy {
       const nb::object value = options[key];
       options_.emplace_back(nb::str(key).c_str(), nb::str(value).c_str());
     }
+    merges_ = nb::cast<bool>(policy.attr("merges"));
     lanes_ = lanes_named(nb::cast<std::string>(policy.attr("lanes")), spec_ + ": lanes");
   }
 
   [[nodiscard]] std::string spec() const override { return spec_; }
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return options_; }
   [[nodiscard]] LaneKind lanes() const override { return lanes_; }
+  [[nodiscard]] bool merges() const override { return merges_; }
 
   [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override {
     const nb::gil_scoped_acquire gil;
@@ -235,6 +246,7 @@ class PythonPolicy final : public Policy {
   std::string spec_;
   std::vector<std::pair<std::string, std::string>> options_;
   LaneKind lanes_;
+  bool merges_ = false;
 };
 
 /// One past the last key that any of the rows sees.
@@ -300,7 +312,7 @@ NumpyArray<Index> pending(const LentCache& cache, Index lane) {
 }  // namespace
 
 std::shared_ptr<const Policy> make_python_policy(nb::object object) {
-  for (const char* member : {"spec", "options", "lanes", "needs", "begin"}) {
+  for (const char* member : {"spec", "options", "lanes", "merges", "needs", "begin"}) {
     if (!nb::hasattr(object, member)) {
       throw nb::type_error(
           ("not a policy: " + nb::cast<std::string>(nb::repr(object)) +

@@ -35,6 +35,7 @@ _HOME = {
     "Evict": "policy_class",
     "Mark": "policy_class",
     "Limits": "policy_class",
+    "Merge": "policy_class",
     "Needs": "policy_class",
     "TraceError": "_engine",
     "NeedsError": "_engine",

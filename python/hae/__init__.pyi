@@ -20,8 +20,9 @@ from hae.comparison import stats as stats
 from hae.policy_class import Decision as Decision
 from hae.policy_class import Evict as Evict
 from hae.policy_class import Limits as Limits
-from hae.policy_class import Needs as Needs
 from hae.policy_class import Mark as Mark
+from hae.policy_class import Merge as Merge
+from hae.policy_class import Needs as Needs
 from hae.policy_class import Policy as Policy
 from hae.policy_class import PolicyRun as PolicyRun
 from hae.sequences import check as check

@@ -18,18 +18,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Merge:
+    """Where the key and value of an evicted token go: into those of a token that stays. With E all
+    the tokens that go into it, k = kept_weight k_into + sum of weight_e k_e over E, v likewise; then
+    its weight in a row is multiplied by size.
+
+    kept_weight, size  the same for all of E
+    """
+
+    into: int
+    kept_weight: float = 0.5
+    weight: float = 0.5
+    size: float = 1.0
+
+
+@dataclass(frozen=True)
 class Evict:
     """Evict `token` from one lane of a layer.
 
     layer  None: the layer that is deciding
     lane   None: every lane of the layer
     score  the token's importance, for the log; None where the policy has none
+    merge  prefill only, all merges of a layer in one decision; None: its key and value are gone
     """
 
     token: int
     layer: int | None = None
     lane: int | None = None
     score: float | None = None
+    merge: Merge | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,8 @@ class Needs:
 
 class PolicyRun:
     """State over one sequence. The engine calls, for each layer in order: begin_layer, observe
-    (prompt rows in blocks, ascending), prune, fit; then balance once; then step for each decode step and layer.
+    (prompt rows in blocks, ascending), prune, fit; then balance once; then step for each decode
+    step and layer.
     Layers share nothing while decoding and may come in any order; steps of a layer ascend.
 
     What is returned is a Decision, or None: nothing. Rows and caches are valid during the call.
@@ -105,8 +123,9 @@ class PolicyRun:
     def begin_layer(
         self, layer: int, keys: np.ndarray | None, values: np.ndarray | None
     ) -> None:
-        """Before a layer's first row. keys and values are [kv_heads, T, head_dim] float32, by position,
-        keys after rotary embedding; None where the policy did not ask for them. The arrays are yours.
+        """Before a layer's first row. keys and values are [kv_heads, T, head_dim] float32, by
+        position, keys after rotary embedding; None where the policy did not ask for them. The
+        arrays are yours.
         """
 
     def observe(self, rows: Rows) -> None:
@@ -125,7 +144,7 @@ class PolicyRun:
         """One decode step of layer `rows.layer`: its one row, whose token has joined the cache."""
 
     def limits(self, layer: int, lane: int) -> Limits:
-        """Sinks hold from the beginning, recent from fit on, the rest from the end of the prefill."""
+        """Sinks hold from the beginning, recent from fit on, the rest from the prefill's end."""
         return Limits()
 
 
@@ -135,12 +154,14 @@ class Policy:
     name         of its spec; default the class's
     options      shown in results and in the spec, `name:key=value`
     lanes        "layer", or "kv_head": each KV head evicts on its own
+    merges       whether it merges what it evicts; `needs` must then ask for keys and values
     prompt_rows  which prompt rows it must observe: "all", "text" or "none"; more by `needs`
     """
 
     name: str = ""
     options: Mapping[str, object] = MappingProxyType({})
     lanes: str = "layer"
+    merges: bool = False
     prompt_rows: str = "all"
 
     def spec(self) -> str:
@@ -151,7 +172,7 @@ class Policy:
 
     def needs(self, info: SequenceInfo, layer: int) -> Needs:
         """What is needed of one layer."""
-        return Needs(prompt_rows=self.prompt_rows)
+        return Needs(prompt_rows=self.prompt_rows, keys=self.merges, values=self.merges)
 
     def begin(self, info: SequenceInfo) -> PolicyRun:
         """Starts a sequence; nothing is remembered from another one."""
