@@ -25,6 +25,7 @@ std::span<const PolicyInfo> policies() {
       kNacl,
       kKnorm,
       kKeydiff,
+      kExpectedAttention,
       kFastV,
       kFastVTextMean,
       kSparseVlm,

@@ -47,6 +47,7 @@ extern const PolicyInfo kAdakv;
 extern const PolicyInfo kNacl;
 extern const PolicyInfo kKnorm;
 extern const PolicyInfo kKeydiff;
+extern const PolicyInfo kExpectedAttention;
 extern const PolicyInfo kFastV;
 extern const PolicyInfo kFastVTextMean;
 extern const PolicyInfo kSparseVlm;

@@ -15,7 +15,7 @@ class SelectionRun final : public Run {
       : policy_(policy),
         info_(info),
         lanes_(lane_count(info, policy.lanes())),
-        limits_(at(info.layers * lanes_)) {}
+        limits_(at(info.layers * lanes_), Limits{.sinks = policy.sinks()}) {}
 
   void begin_layer(Index /*layer*/, const LayerVectors& vectors) override {
     vectors_ = vectors;
@@ -34,8 +34,11 @@ class SelectionRun final : public Run {
     }
     for (Index lane = 0; lane < lanes_; ++lane) {
       Limits& limits = limits_[at(layer * lanes_ + lane)];
-      limits = {
-          .recent = policy_.window(), .budget = kept[at(lane)], .capacity = kept[at(lane)], .grows = true};
+      limits = {.sinks = policy_.sinks(),
+                .recent = policy_.window(),
+                .budget = kept[at(lane)],
+                .capacity = kept[at(lane)],
+                .grows = true};
       keep_highest(cache, layer, lane, scores[at(lane)], limits, decision);
     }
     scorer_.reset();
@@ -85,21 +88,22 @@ std::unique_ptr<Run> PromptSelection::begin(const SequenceInfo& info) const {
 }
 
 LayerBudget PromptSelection::fitted(const SequenceInfo& info, Index layer) const {
-  LayerBudget budget = budget_in(info, layer, info.prompt, window_);
-  if (window_ > budget.tokens) {
+  LayerBudget budget = budget_in(info, layer, info.prompt, sinks_ + window_);
+  if (sinks_ + window_ > budget.tokens) {
     throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
-                      std::to_string(layer) + ": window = " + std::to_string(window_) +
+                      std::to_string(layer) + ": sinks + window = " + std::to_string(sinks_ + window_) +
                       " exceeds the budget of " + std::to_string(budget.tokens) +
-                      " tokens; raise the budget or shorten the window");
+                      " tokens; raise the budget or protect fewer");
   }
   return budget;
 }
 
 std::optional<LaneSizes> PromptSelection::sizes(const SequenceInfo& info, Index layer, Index budget,
                                                 Index residents) const {
-  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents, window_).tokens;
-  return window_ > tokens ? std::nullopt
-                          : std::optional(sizes_that_grow(kept(info, layer, tokens), info.steps()));
+  const Index tokens =
+      layer_budget(info, layer, Amount::of_tokens(budget), residents, sinks_ + window_).tokens;
+  return sinks_ + window_ > tokens ? std::nullopt
+                                   : std::optional(sizes_that_grow(kept(info, layer, tokens), info.steps()));
 }
 
 Index PromptSelection::kept(const SequenceInfo& info, Index /*layer*/, Index budget) const {

@@ -22,11 +22,12 @@ class PromptScorer {
 };
 
 /// A policy that scores the prompt once, at the end of each layer's prefill. In each KV head the tokens of
-/// highest score stay, and the newest `window` whatever their score; decoding evicts nothing.
+/// highest score stay, and the first `sinks` and the newest `window` whatever their score; decoding evicts
+/// nothing.
 class PromptSelection : public BudgetedPolicy {
  public:
-  PromptSelection(Options options, Rebuild rebuild, Index window)
-      : BudgetedPolicy(std::move(options), rebuild), window_(window) {}
+  PromptSelection(Options options, Rebuild rebuild, Index window, Index sinks = 0)
+      : BudgetedPolicy(std::move(options), rebuild), window_(window), sinks_(sinks) {}
 
   [[nodiscard]] LaneKind lanes() const override { return LaneKind::kv_head; }
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
@@ -34,10 +35,11 @@ class PromptSelection : public BudgetedPolicy {
                                                Index residents) const override;
 
   [[nodiscard]] Index window() const { return window_; }
+  [[nodiscard]] Index sinks() const { return sinks_; }
 
   /// The budget in a layer.
   ///
-  /// throws  ConfigError when the window does not fit into it
+  /// throws  ConfigError when sinks and window do not fit into it
   [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const;
 
   /// Scores of one layer, valid as long as the vectors are.
@@ -62,6 +64,7 @@ class PromptSelection : public BudgetedPolicy {
 
  private:
   Index window_;
+  Index sinks_;
 };
 
 /// `window` of an option table.

@@ -128,10 +128,23 @@ void ActiveRun::begin_layer(Index layer) {
 
 void ActiveRun::show_vectors(Index layer, LayerPayload& payload) {
   const Needs needs = policy->needs(info, layer);
-  state->begin_layer(layer,
-                     {needs.keys ? payload.keys() : View<const float, 3>{},
-                      needs.values ? payload.values() : View<const float, 3>{},
-                      needs.embedding_similarity ? payload.embedding_similarity() : View<const double, 2>{}});
+  LayerVectors vectors;
+  if (needs.keys) {
+    vectors.keys = payload.keys();
+  }
+  if (needs.values) {
+    vectors.values = payload.values();
+  }
+  if (needs.unrotated_queries) {
+    unrotated_queries.resize(at(info.query_heads * info.prompt * *info.head_dim));
+    const View<float, 3> read{unrotated_queries.data(), {info.query_heads, info.prompt, *info.head_dim}};
+    payload.read_unrotated_queries({0, info.prompt}, read);
+    vectors.unrotated_queries = read;
+  }
+  if (needs.embedding_similarity) {
+    vectors.embedding_similarity = payload.embedding_similarity();
+  }
+  state->begin_layer(layer, vectors);
 }
 
 void ActiveRun::end_layer_prefill(Index layer) {

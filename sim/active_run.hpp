@@ -69,6 +69,7 @@ struct ActiveRun {
   std::vector<std::vector<Evict>> merged;  ///< [layers] evictions whose keys and values went into others
   std::vector<std::vector<Evict>> after;  ///< [layers] evictions that wait for the end of the layer's prefill
   std::vector<std::unique_ptr<LayerDecode>> decoding;  ///< [layers] since end_prefill
+  std::vector<float> unrotated_queries;  ///< of the layer in its prefill, for a policy that needs them
   Ledger prefill;
   std::vector<Ledger> decode;  ///< [layers]
   RunResult result;            ///< result.limits is set when the prefill is over

@@ -90,11 +90,14 @@ ClosedLoop::ClosedLoop(SequenceInfo info, std::shared_ptr<const Policy> policy, 
                       "' merges tokens, which a running model's cache does not do; compare it on recordings");
   }
   for (Index layer = 0; layer < info_.layers; ++layer) {
-    if (run_.policy->needs(info_, layer).embedding_similarity) {
+    const Needs needs = run_.policy->needs(info_, layer);
+    if (needs.embedding_similarity || needs.unrotated_queries) {
       throw NeedsError(
-          where_ + ": policy '" + run_.policy->spec() +
-          "' needs the inner products of the prompt's input embeddings, which a running model does "
-          "not give here; choose a policy that does without, or replay a recording that has them");
+          where_ + ": policy '" + run_.policy->spec() + "' needs " +
+          (needs.embedding_similarity ? "the inner products of the prompt's input embeddings"
+                                      : "queries before rotary embedding") +
+          ", which a running model does not give here; choose a policy that does without, or replay "
+          "a recording that has them");
     }
   }
 }

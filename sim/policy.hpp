@@ -21,6 +21,7 @@ struct Needs {
   Index newest_prompt_rows = 0;  ///< besides those, the last rows of the prompt
   bool keys = false;             ///< after rotary embedding
   bool values = false;
+  bool unrotated_queries = false;     ///< of the prompt, before rotary embedding
   bool embedding_similarity = false;  ///< layer 0 only
 };
 
@@ -29,6 +30,7 @@ struct Needs {
 struct LayerVectors {
   View<const float, 3> keys;                   ///< [kv_heads, T, head_dim] after rotary embedding
   View<const float, 3> values;                 ///< [kv_heads, T, head_dim]
+  View<const float, 3> unrotated_queries;      ///< [query_heads, P, head_dim]
   View<const double, 2> embedding_similarity;  ///< layer 0: [visual prompt tokens, text prompt tokens]
 };
 

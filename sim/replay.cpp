@@ -77,6 +77,9 @@ class SequenceReplay {
         lacks("values", "the values of all tokens");
       }
       HAE_EXPECTS(!policy.merges() || (needs.keys && needs.values));
+      if (needs.unrotated_queries && !info_.rotary) {
+        lacks("q_unrotated", "queries before rotary embedding; hae record --unrotated stores them");
+      }
       if (needs.embedding_similarity && !info_.has_embedding_similarity) {
         lacks("embedding_similarity", "the inner products of the prompt's input embeddings");
       }

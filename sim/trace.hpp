@@ -35,6 +35,12 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+/// How the rotary embedding turns the pairs of a head's dimensions.
+struct Rotary {
+  std::vector<double> inverse_frequency;  ///< [head_dim / 2] radians a position
+  bool interleaved = false;               ///< neighbours make a pair; else i and i + head_dim / 2
+};
+
 /// What is known of one recorded sequence before any payload is read (traces/FORMAT.md).
 struct SequenceInfo {
   std::string name;
@@ -52,6 +58,7 @@ struct SequenceInfo {
   bool has_values = false;                ///< whether every layer carries V
   bool has_embedding_similarity = false;  ///< inner products of the prompt's input embeddings
   double row_sum_tolerance = 1e-4;        ///< attention: a stored row sums to 1 within this (by stored type)
+  std::optional<Rotary> rotary;           ///< of a trace that has queries before rotary embedding
   std::vector<MaskRule> masks;            ///< [layers]
   std::vector<Index> image;               ///< [T] picture of the token, -1 for text
   std::vector<Index> prompt_rows;         ///< stored prompt rows, ascending; all of them in a qkv payload
@@ -81,6 +88,9 @@ class LayerPayload {
 
   /// qkv: Q after rotary embedding of the positions `rows`, written to out [query_heads, rows, head_dim].
   virtual void read_queries(Range rows, View<float, 3> out) = 0;
+
+  /// With SequenceInfo::rotary: the same queries before rotary embedding.
+  virtual void read_unrotated_queries(Range /*rows*/, View<float, 3> /*out*/) { HAE_EXPECTS(false); }
 
   /// attention: stored prompt rows with indices `rows` into SequenceInfo::prompt_rows,
   /// written to out [query_heads, rows, P].

@@ -215,11 +215,11 @@ void check_alike(const LayerDatasets& first, const LayerDatasets& layer) {
   }
 }
 
-void check_rotary(const Group& group, const SequenceInfo& info) {
+Rotary read_rotary(const Group& group, const SequenceInfo& info) {
   const Group rotary = group.group("rotary");
   const Dataset frequency = rotary.dataset("inverse_frequency", Content::reals);
   frequency.expect_shape(std::array<Axis, 1>{{{"head_dim / 2", info.head_dim.value_or(0) / 2}}});
-  counted(rotary, "interleaved", 0, 1);
+  return {frequency.read_reals(), counted(rotary, "interleaved", 0, 1) == 1};
 }
 
 void check_optional(const Group& group, const SequenceInfo& info) {
@@ -287,7 +287,7 @@ SequenceInfo read_info(const Group& group) {
     info.row_sum_tolerance = row_sum_tolerance(first.prompt->float_type());
   }
   if (first.q_unrotated) {
-    check_rotary(group, info);
+    info.rotary = read_rotary(group, info);
   }
   info.has_embedding_similarity = group.has("embedding_similarity");
   check_optional(group, info);
@@ -346,6 +346,11 @@ class FileLayer final : public LayerPayload {
   void read_queries(Range rows, View<float, 3> out) override {
     HAE_EXPECTS(info_.payload == Payload::qkv);
     read_rows(*datasets_.q, rows, out);
+  }
+
+  void read_unrotated_queries(Range rows, View<float, 3> out) override {
+    HAE_EXPECTS(info_.rotary.has_value());
+    read_rows(*datasets_.q_unrotated, rows, out);
   }
 
   void read_prompt_attention(Range rows, View<float, 3> out) override {

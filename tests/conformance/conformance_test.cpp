@@ -81,6 +81,7 @@ MemoryTrace recomputed_trace(const Recomputed& shape) {
                                       shape.prompt, pictures(shape.tokens, shape.pictures));
   trace.info.payload = Payload::qkv;
   trace.info.scale = 0.5;
+  trace.info.rotary = Rotary{{1.0, 0.1, 0.01, 0.001}, false};
   trace.attention.clear();
   add_values(trace);
   for (Index layer = 0; layer < trace.info.layers; ++layer) {
@@ -91,6 +92,7 @@ MemoryTrace recomputed_trace(const Recomputed& shape) {
       }
     };
     fill(trace.queries.emplace_back(), 4, 3);
+    fill(trace.unrotated_queries.emplace_back(), 4, 9);
     fill(trace.keys.emplace_back(), 2, 5);
   }
   return trace;

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "reference/mean_rotation.hpp"
 #include "reference/policies.hpp"
 #include "tests/support/memory_trace.hpp"
 
@@ -177,6 +180,54 @@ TEST(Keydiff, KeepsTheKeysLeastLikeTheMean) {
 
 TEST(Keydiff, AttentionAloneIsNotEnough) {
   EXPECT_THROW(run(last_row_trace({{0.5f, 0.5f}}, 1), "keydiff:budget=1"), NeedsError);
+}
+
+/// Two dimensions; queries before rotary embedding beside the keys.
+MemoryTrace expected_trace(const std::vector<Row>& keys, const std::vector<float>& unrotated,
+                           double frequency) {
+  MemoryTrace trace = key_trace(keys, std::vector<Index>(keys.size(), -1));
+  trace.unrotated_queries = {unrotated};
+  trace.info.rotary = Rotary{{frequency}, false};
+  return trace;
+}
+
+TEST(ExpectedAttention, WeighsValuesByTheAttentionOfTheMeanQuery) {
+  // Frequency 0: nothing turns. Every query is (√2, 0), so there is no covariance and z = k_x. Keys (0, 8),
+  // (ln 2, 1) and (ln 4, 1): probabilities 1/7, 2/7, 4/7, lengths 8, 1.22 and 1.71: scores 1.14, .35, .98.
+  const float root = std::sqrt(2.0f);
+  const MemoryTrace trace =
+      expected_trace({{0, 8}, {std::log(2.0f), 1}, {std::log(4.0f), 1}}, {root, 0, root, 0, root, 0}, 0.0);
+  EXPECT_THAT(evicted(run(trace, "expected-attention:budget=1,sinks=0")), ElementsAre(1, 2));
+  EXPECT_THAT(evicted(run(trace, "expected-attention:budget=2,sinks=0")), ElementsAre(1));
+  EXPECT_THAT(evicted(run(trace, "expected-attention:budget=2,sinks=2")), ElementsAre(2));
+}
+
+TEST(ExpectedAttention, SpreadOfQueriesCountsForBothSigns) {
+  // Queries ±(2, 0): mean 0, covariance 4 along x, z = 4 x²/(2·2) = x². Keys of one length along x, and along
+  // y.
+  const MemoryTrace trace =
+      expected_trace({{0, 1}, {-1, 0}, {0, -1}, {1, 0}}, {2, 0, -2, 0, 2, 0, -2, 0}, 0.0);
+  EXPECT_THAT(evicted(run(trace, "expected-attention:budget=2,sinks=0")), ElementsAre(0, 2));
+}
+
+TEST(ExpectedAttention, TurnsQueriesToTheMeanOfThePositionsToCome) {
+  // Frequency π/2, positions 3 and 4 (future=2): turns of 3π/2 and 2π, cosine (0 + 1)/2, sine (-1 + 0)/2. The
+  // query (1, 0) becomes (.5, -.5): of keys of one length, (1, 0) and (0, -1) look alike, (0, 1) less.
+  const double quarter = 1.5707963267948966;
+  const MemoryTrace trace = expected_trace({{0, 1}, {0, -1}, {1, 0}}, {1, 0, 1, 0, 1, 0}, quarter);
+  EXPECT_THAT(evicted(run(trace, "expected-attention:budget=2,sinks=0,future=2")), ElementsAre(0));
+}
+
+TEST(ExpectedAttention, NeedsQueriesBeforeRotaryEmbedding) {
+  EXPECT_THROW(run(key_trace({{1, 0}, {0, 1}}, {-1, -1}), "expected-attention:budget=1,sinks=0"), NeedsError);
+}
+
+TEST(MeanRotation, TurnsLikeTheMathematicsLibrary) {
+  for (const double angle : {0.0, 1.0, -1.0, 0.7853981633974483, 3.141592653589793, 100.0, 12345.678, 1e6}) {
+    const reference::Turn turn = reference::turn_of(angle);
+    EXPECT_NEAR(turn.cosine, std::cos(angle), 0x1p-48) << angle;
+    EXPECT_NEAR(turn.sine, std::sin(angle), 0x1p-48) << angle;
+  }
 }
 
 TEST(Lookm, AllTextStays) {

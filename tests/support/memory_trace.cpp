@@ -26,12 +26,10 @@ class MemoryLayer final : public LayerPayload {
                      : View<const double, 2>{trace_.similarity.data(), {visual, size / visual}};
   }
 
-  void read_queries(Range rows, View<float, 3> out) override {
-    const SequenceInfo& info = trace_.info;
-    for (Index h = 0; h < info.query_heads; ++h) {
-      const float* head = trace_.queries[layer_].data() + h * info.tokens * *info.head_dim;
-      std::copy(head + rows.begin * *info.head_dim, head + rows.end * *info.head_dim, out[h].data());
-    }
+  void read_queries(Range rows, View<float, 3> out) override { copy_rows(trace_.queries, rows, out); }
+
+  void read_unrotated_queries(Range rows, View<float, 3> out) override {
+    copy_rows(trace_.unrotated_queries, rows, out);
   }
 
   void read_prompt_attention(Range rows, View<float, 3> out) override {
@@ -51,6 +49,14 @@ class MemoryLayer final : public LayerPayload {
   }
 
  private:
+  void copy_rows(const std::vector<std::vector<float>>& queries, Range rows, View<float, 3> out) const {
+    const SequenceInfo& info = trace_.info;
+    for (Index h = 0; h < info.query_heads; ++h) {
+      const float* head = queries[layer_].data() + h * info.tokens * *info.head_dim;
+      std::copy(head + rows.begin * *info.head_dim, head + rows.end * *info.head_dim, out[h].data());
+    }
+  }
+
   [[nodiscard]] View<const float, 3> view(const std::vector<std::vector<float>>& array) const {
     const SequenceInfo& info = trace_.info;
     return {array[layer_].data(), {info.kv_heads, info.tokens, *info.head_dim}};

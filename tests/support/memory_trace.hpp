@@ -14,11 +14,12 @@ namespace hae::testing {
 /// A sequence in memory. Fill `info` and the payload's arrays, or use one of the makers below.
 struct MemoryTrace {
   SequenceInfo info;
-  std::vector<std::vector<float>> queries;    ///< [layers][query_heads, T, head_dim]
-  std::vector<std::vector<float>> keys;       ///< [layers][kv_heads, T, head_dim]
-  std::vector<std::vector<float>> values;     ///< [layers][kv_heads, T, head_dim], or empty
-  std::vector<std::vector<float>> attention;  ///< [layers][query_heads, T, T]: row i, key j
-  std::vector<double> similarity;             ///< [visual prompt tokens, text prompt tokens], or empty
+  std::vector<std::vector<float>> queries;            ///< [layers][query_heads, T, head_dim]
+  std::vector<std::vector<float>> unrotated_queries;  ///< the same, before rotary embedding, or empty
+  std::vector<std::vector<float>> keys;               ///< [layers][kv_heads, T, head_dim]
+  std::vector<std::vector<float>> values;             ///< [layers][kv_heads, T, head_dim], or empty
+  std::vector<std::vector<float>> attention;          ///< [layers][query_heads, T, T]: row i, key j
+  std::vector<double> similarity;  ///< [visual prompt tokens, text prompt tokens], or empty
 };
 
 /// The trace as the engine reads it.
