@@ -30,16 +30,29 @@ def test_the_example_of_the_engine_runs(monkeypatch, tmp_path):
     assert len(names["run"].log) > 0
 
 
-MEMORY_PAGE = (REPOSITORY / "docs" / "memory.md").read_text(encoding="utf-8")
-SESSIONS = re.findall(r"```\n\$ hae (.*?)\n(.*?)```", MEMORY_PAGE, re.DOTALL)
+def shown_sessions(page: str) -> list[tuple[str, str]]:
+    """What a page shows of the program: (arguments, output)."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    return re.findall(r"```\n\$ hae (.*?)\n(.*?)```", text, re.DOTALL)
 
 
-def test_the_page_about_memory_shows_sessions():
-    assert len(SESSIONS) == 3
+SESSIONS = {page: shown_sessions(page) for page in ("docs/memory.md", "docs/choosing.md")}
 
 
-@pytest.mark.parametrize(("arguments", "shown"), SESSIONS, ids=[session[0] for session in SESSIONS])
-def test_the_program_prints_what_the_page_about_memory_shows(arguments, shown):
+@pytest.mark.parametrize(("page", "count"), [("docs/memory.md", 3), ("docs/choosing.md", 13)])
+def test_a_page_shows_sessions(page, count):
+    assert len(SESSIONS[page]) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        pytest.param(*session, id=f"{page}-{number}")
+        for page, sessions in SESSIONS.items()
+        for number, session in enumerate(sessions)
+    ],
+)
+def test_the_program_prints_what_a_page_shows(arguments, shown):
     program = os.environ.get("HAE_PROGRAM", REPOSITORY / "build" / "bin" / "hae")
     done = subprocess.run(
         [str(program), *shlex.split(arguments)],
@@ -50,3 +63,11 @@ def test_the_program_prints_what_the_page_about_memory_shows(arguments, shown):
     )
     assert done.returncode == 0, done.stderr
     assert shown in done.stdout
+
+
+def test_the_page_about_choosing_quotes_the_closed_loop_word_for_word():
+    page = (REPOSITORY / "docs" / "choosing.md").read_text(encoding="utf-8")
+    measured = (REPOSITORY / "docs" / "closed-loop.md").read_text(encoding="utf-8").splitlines()
+    quoted = re.findall(r"^\|.* ± .*\|$", page, re.MULTILINE)
+    assert len(quoted) == 8
+    assert set(quoted) <= set(measured)
