@@ -38,7 +38,7 @@ def test_every_policy_of_the_table_is_on_the_page():
 
 
 def test_every_budget_compares_all_policies_that_have_one():
-    """All but the stored log, which takes part by its path, and what the recordings do not carry."""
+    """All but the stored log, which takes part by its path, and what recordings do not carry."""
     names = {line.split("  ")[0] for line in hae("policies").split("\n\n")[0].splitlines()}
     for budget in result_policies.BUDGETS:
         compared = {spec.split(":")[0] for spec in result_policies.specs(budget)}
