@@ -14,6 +14,7 @@
 #include "sim/cli/result_folder.hpp"
 #include "sim/cli/result_json.hpp"
 #include "sim/cli/run_table.hpp"
+#include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
 namespace {
@@ -189,6 +190,7 @@ Measured measure(const ComparisonOptions& options, const std::vector<PolicySourc
 void run(Arguments& arguments) {
   ComparisonOptions& options = arguments.comparison;
   apply(arguments.replay, options);
+  options.traces = trace_files(options.traces);
   options.optimal = !arguments.no_optimal;
   if (!arguments.match.empty()) {
     options.match = arguments.match == "peak" ? MatchTarget::peak : MatchTarget::mean;
@@ -236,7 +238,7 @@ void add_compare(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
       app.add_subcommand("compare", "Replay traces through several policies and compare what they lose");
-  command->add_option("traces", arguments->comparison.traces, "Trace files")->required()->type_name("TRACE");
+  add_traces(*command, arguments->comparison.traces)->required();
   command
       ->add_option("--policy", arguments->comparison.policies,
                    "name or name:key=value,key=value; the first is what others are measured against")

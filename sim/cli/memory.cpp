@@ -11,6 +11,7 @@
 #include "sim/cli/output_file.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/run_table.hpp"
+#include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
 namespace {
@@ -282,7 +283,7 @@ void run(const Arguments& arguments) {
   const std::optional<CacheShape> shape = asked_shape(arguments);
   check(arguments, shape);
   ComparisonOptions options;
-  options.traces = arguments.traces;
+  options.traces = trace_files(arguments.traces);
   options.policies = arguments.policies;
   options.optimal = false;
   apply(arguments.replay, options);
@@ -322,7 +323,7 @@ void add_memory(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
       "memory", "Bytes of a KV cache: of a model's shape, and over time while policies evict");
-  command->add_option("traces", arguments->traces, "Trace files")->type_name("TRACE");
+  add_traces(*command, arguments->traces);
   command->add_option("--policy", arguments->policies, "name or name:key=value,key=value")
       ->type_name("SPEC")
       ->allow_extra_args(false);

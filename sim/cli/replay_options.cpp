@@ -4,6 +4,11 @@
 
 namespace hae::cli {
 
+CLI::Option* add_traces(CLI::App& command, std::vector<std::string>& traces) {
+  return command.add_option("traces", traces, "Trace files, or folders: the *.h5 files in them, by name")
+      ->type_name("TRACE");
+}
+
 void add_machine_options(CLI::App& command, Index& threads, bool& no_lock) {
   command.add_option("--threads", threads, "Threads to use (default: one a core)")
       ->check(CLI::Range(Index{1}, Index{1024}));

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "sim/cli/comparison.hpp"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace hae::cli {
 
@@ -18,6 +20,9 @@ struct ReplayArguments {
   Index threads = 0;
   bool no_lock = false;
 };
+
+/// TRACE...: files and folders, for trace_files.
+CLI::Option* add_traces(CLI::App& command, std::vector<std::string>& traces);
 
 /// --threads and --no-lock.
 void add_machine_options(CLI::App& command, Index& threads, bool& no_lock);

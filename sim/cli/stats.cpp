@@ -12,6 +12,7 @@
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/run_table.hpp"
 #include "sim/cli/statistics.hpp"
+#include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
 namespace {
@@ -131,7 +132,7 @@ void print_statistics(const Json& result, const StatisticsQuestion& question) {
 
 void run(const Arguments& arguments) {
   ComparisonOptions options;
-  options.traces = arguments.traces;
+  options.traces = trace_files(arguments.traces);
   options.optimal = false;
   apply(arguments.replay, options);
   check_outputs({arguments.json}, options.traces);
@@ -152,7 +153,7 @@ void add_stats(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
       "stats", "Describe recorded attention: sparsity, column sums, agreement of layers, decay with age");
-  command->add_option("traces", arguments->traces, "Trace files")->required()->type_name("TRACE");
+  add_traces(*command, arguments->traces)->required();
   command
       ->add_option("--threshold", arguments->question.threshold,
                    "A probability at most this counts as sparse")

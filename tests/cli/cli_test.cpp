@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -121,6 +122,55 @@ TEST_F(Cli, CompareWritesTheStatedSchema) {
   EXPECT_EQ(std::ranges::count(read(folder_ / "r.csv"), '\n'), 13);
   EXPECT_TRUE(result["runs"][0]["prefill"].is_object());
   EXPECT_TRUE(result["runs"][5]["prefill"].is_null());
+}
+
+TEST_F(Cli, AFolderStandsForTheTracesInIt) {
+  fs::create_directories(folder_ / "many/deeper.h5");
+  // Neither sorted nor alone: a text, a hidden file, a folder with a name like a trace's and a trace in it.
+  make_trace("many/b.h5", "--seed 2");
+  make_trace("many/a.h5", "--seed 1");
+  make_trace("many/deeper.h5/c.h5", "--seed 3");
+  make_trace("single.h5", "--seed 4");
+  std::ofstream(folder_ / "many/notes.txt") << "not a trace";
+  std::ofstream(folder_ / "many/.hidden.h5") << "not a trace";
+  const std::map<std::string, const char*> commands = {
+      {"compare", " --policy greedy:budget=20"}, {"memory", " --policy greedy:budget=20"}, {"stats", ""}};
+  for (const auto& [command, more] : commands) {
+    SCOPED_TRACE(command);
+    const Outcome by_folder = hae(command + " single.h5 many/" + more + " --json folder.json");
+    ASSERT_EQ(by_folder.code, 0) << by_folder.err;
+    EXPECT_EQ(by_folder.out, hae(command + " single.h5 many/a.h5 many/b.h5" + more + " --json f.json").out);
+    auto result = nlohmann::json::parse(read(folder_ / "folder.json"));
+    auto expected = nlohmann::json::parse(read(folder_ / "f.json"));
+    ASSERT_EQ(expected["manifest"]["traces"].size(), 3u);
+    EXPECT_EQ(result["manifest"]["traces"], expected["manifest"]["traces"]);
+    result.erase("manifest");
+    expected.erase("manifest");
+    EXPECT_EQ(result, expected);
+  }
+}
+
+TEST_F(Cli, AFolderWithoutTracesIsBadInput) {
+  fs::create_directories(folder_ / "none/deeper");
+  make_trace("none/deeper/t.h5");
+  for (const char* command : {"compare none --policy full", "memory none --policy full", "stats none"}) {
+    SCOPED_TRACE(command);
+    const Outcome outcome = hae(command);
+    expect_one_line(outcome, 3);
+    EXPECT_THAT(outcome.err, HasSubstr("none: holds no *.h5 file; name a folder that does, or trace files"));
+  }
+  make_trace("none/t.h5");
+  // What a folder stands for is not overwritten either.
+  expect_one_line(hae("compare none --policy full --json none/t.h5"), 2);
+}
+
+TEST_F(Cli, AFileOfAFolderThatCannotBeReadIsNamed) {
+  make_trace("many.h5");
+  fs::create_directories(folder_ / "many");
+  fs::create_symlink("nowhere", folder_ / "many/lost.h5");
+  const Outcome outcome = hae("compare many --policy full");
+  expect_one_line(outcome, 3);
+  EXPECT_THAT(outcome.err, HasSubstr("many/lost.h5"));
 }
 
 TEST_F(Cli, UnequalMemoryIsMarkedAndExitsWithOneUnlessAllowed) {
