@@ -18,6 +18,29 @@ Index lanes_of(const SequenceInfo& info, const RunResult& run) {
   return info.layers * lane_count(info, run.lanes);
 }
 
+/// The tokens that each lane lost, ascending. [layers * lanes]
+std::vector<std::vector<Index>> evicted_by_lane(const SequenceInfo& info, const RunResult& run) {
+  std::vector<std::vector<Index>> evicted(at(lanes_of(info, run)));
+  for (const LogEntry& entry : run.log.entries) {
+    const Index lane = entry.lane == kLayerLane ? 0 : entry.lane;
+    evicted[at(entry.layer * lane_count(info, run.lanes) + lane)].push_back(entry.token);
+  }
+  for (std::vector<Index>& tokens : evicted) {
+    std::ranges::sort(tokens);
+  }
+  return evicted;
+}
+
+/// Jaccard index of what two lanes of a sequence hold, from what they lost, ascending.
+double kept_jaccard(Index tokens, const std::vector<Index>& first, const std::vector<Index>& second) {
+  std::vector<Index> lost_by_both;
+  std::ranges::set_intersection(first, second, std::back_inserter(lost_by_both));
+  const auto both = static_cast<Index>(lost_by_both.size());
+  const Index held_by_any = tokens - both;
+  const Index held_by_both = held_by_any - (static_cast<Index>(first.size() + second.size()) - 2 * both);
+  return held_by_any == 0 ? 1.0 : static_cast<double>(held_by_both) / static_cast<double>(held_by_any);
+}
+
 }  // namespace
 
 const char* name(Metric metric) {
@@ -64,6 +87,79 @@ std::optional<Summary> summarise(std::span<const double> values) {
   summary.p50 = nearest_rank(50);
   summary.p95 = nearest_rank(95);
   return summary;
+}
+
+const char* name(TokenKind kind) {
+  constexpr std::array kNames = {"visual", "text_before", "text_after", "generated"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::vector<TokenKind> token_kinds(const SequenceInfo& info) {
+  Index first_visual = 0;
+  while (first_visual < info.prompt && !info.is_visual(first_visual)) {
+    ++first_visual;
+  }
+  const Index before_end = first_visual < info.prompt ? first_visual : 0;
+  std::vector<TokenKind> kinds;
+  for (Index token = 0; token < info.tokens; ++token) {
+    kinds.push_back(token >= info.prompt    ? TokenKind::generated
+                    : info.is_visual(token) ? TokenKind::visual
+                    : token < before_end    ? TokenKind::text_before
+                                            : TokenKind::text_after);
+  }
+  return kinds;
+}
+
+ByKind<Index> count_evicted_kinds(const SequenceInfo& info, const EvictionLog& log) {
+  const std::vector<TokenKind> kinds = token_kinds(info);
+  ByKind<Index> counts{};
+  for (const LogEntry& entry : log.entries) {
+    ++counts[static_cast<std::size_t>(kinds[at(entry.token)])];
+  }
+  return counts;
+}
+
+ByKind<std::optional<double>> kept_kinds(const SequenceInfo& info, const RunResult& run) {
+  ByKind<Index> tokens{};
+  for (const TokenKind kind : token_kinds(info)) {
+    tokens[static_cast<std::size_t>(kind)] += lanes_of(info, run);
+  }
+  const ByKind<Index> evicted = count_evicted_kinds(info, run.log);
+  ByKind<std::optional<double>> kept;
+  for (std::size_t k = 0; k < kept.size(); ++k) {
+    if (tokens[k] > 0) {
+      kept[k] = static_cast<double>(tokens[k] - evicted[k]) / static_cast<double>(tokens[k]);
+    }
+  }
+  return kept;
+}
+
+std::vector<std::vector<double>> kept_overlap(const SequenceInfo& info, std::span<const RunResult> runs) {
+  std::vector<std::vector<std::vector<Index>>> evicted;
+  for (const RunResult& run : runs) {
+    evicted.push_back(evicted_by_lane(info, run));
+  }
+  const auto mean = [&](std::size_t a, std::size_t b) {
+    const Index finest = std::max(lane_count(info, runs[a].lanes), lane_count(info, runs[b].lanes));
+    const auto lost = [&](std::size_t run, Index layer, Index lane) -> const std::vector<Index>& {
+      const Index lanes = lane_count(info, runs[run].lanes);
+      return evicted[run][at(layer * lanes + (lanes == 1 ? 0 : lane))];
+    };
+    double sum = 0.0;
+    for (Index layer = 0; layer < info.layers; ++layer) {
+      for (Index lane = 0; lane < finest; ++lane) {
+        sum += kept_jaccard(info.tokens, lost(a, layer, lane), lost(b, layer, lane));
+      }
+    }
+    return sum / static_cast<double>(info.layers * finest);
+  };
+  std::vector<std::vector<double>> overlap(runs.size(), std::vector<double>(runs.size(), 1.0));
+  for (std::size_t a = 0; a < runs.size(); ++a) {
+    for (std::size_t b = a + 1; b < runs.size(); ++b) {
+      overlap[a][b] = overlap[b][a] = mean(a, b);
+    }
+  }
+  return overlap;
 }
 
 double missed_mass_total(const Series& series) {

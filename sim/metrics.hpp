@@ -95,6 +95,34 @@ struct Bytes {
   Index prefill = 0;
 };
 
+/// What a token is: of a picture, text of the prompt before its first visual token, any other text of the
+/// prompt (all of it where the prompt has no picture), or a token after the prompt.
+enum class TokenKind { visual, text_before, text_after, generated };
+inline constexpr std::array kTokenKinds = {TokenKind::visual, TokenKind::text_before, TokenKind::text_after,
+                                           TokenKind::generated};
+const char* name(TokenKind kind);
+
+/// One value a kind, in the order of kTokenKinds.
+template <typename Value>
+using ByKind = std::array<Value, kTokenKinds.size()>;
+
+/// [T]
+std::vector<TokenKind> token_kinds(const SequenceInfo& info);
+
+/// Log entries by the kind of their token. A token counts once for each lane it left.
+ByKind<Index> count_evicted_kinds(const SequenceInfo& info, const EvictionLog& log);
+
+/// Of the tokens of each kind, counted once for each lane, the share that is resident after the last step,
+/// pending ones included; none for a kind that the sequence does not have.
+ByKind<std::optional<double>> kept_kinds(const SequenceInfo& info, const RunResult& run);
+
+/// How alike the tokens are that runs of one sequence hold after the last step: the mean of the Jaccard index
+/// |A ∩ B| / |A ∪ B|, 1 for two empty sets, over layers; and over KV heads where a lane of either run is one,
+/// the other's layer then standing for each of its KV heads. Added by layers, then KV heads, ascending.
+///
+/// returns  [runs][runs], symmetric, 1 on the diagonal
+std::vector<std::vector<double>> kept_overlap(const SequenceInfo& info, std::span<const RunResult> runs);
+
 /// Sum of missed mass over layers, heads and rows, in this order.
 double missed_mass_total(const Series& series);
 

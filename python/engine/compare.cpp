@@ -17,6 +17,7 @@
 #include "sim/cli/result_json.hpp"
 #include "sim/cli/sha256.hpp"
 #include "sim/cli/statistics.hpp"
+#include "sim/cli/trace_files.hpp"
 
 namespace hae::python {
 namespace {
@@ -88,14 +89,14 @@ std::vector<RunHandle> compare_sequences(const std::vector<const SequenceHandle*
   return runs;
 }
 
-std::string summary_of(const std::vector<const RunHandle*>& runs) {
+std::string result_of(const std::vector<const RunHandle*>& runs) {
   cli::Json json = cli::Json::array();
   std::vector<std::string> groups;
   for (const RunHandle* run : runs) {
     json.push_back(cli::run_json(run->record));
     groups.push_back(run->record.info.group);
   }
-  return cli::summary_json(json, groups).dump();
+  return cli::result_json(nullptr, json, groups).dump();
 }
 
 std::string manifest_of(const std::vector<std::string>& paths, const nb::list& policies,
@@ -139,7 +140,9 @@ void bind_comparison(nb::module_& m) {
   m.def("statistics", &statistics_of, nb::arg("sequences"), nb::arg("threshold"), nb::arg("r"),
         nb::arg("alpha"), nb::arg("nan"), nb::arg("threads"),
         "A result of hae.stats/1, as JSON, without its manifest.");
-  m.def("summary", &summary_of, nb::arg("runs"), "`summary` of a result, as JSON.");
+  m.def("result", &result_of, nb::arg("runs"), "A result of hae.compare/1, as JSON, without its manifest.");
+  m.def("trace_files", &cli::trace_files, nb::arg("paths"),
+        "The files that paths of files and folders stand for.");
   m.def("manifest", &manifest_of, nb::arg("paths"), nb::arg("policies"), nb::arg("match").none(),
         nb::arg("nan"), nb::arg("optimal"), "`manifest` of a result, as JSON; its command is the caller's.");
 }

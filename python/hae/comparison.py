@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -137,9 +137,9 @@ class Comparison:
     def runs(self) -> pd.DataFrame:
         """One line a run: sequence, group, policy, then every figure by its dotted name."""
         lines = []
-        for run in self.raw:
+        for run, figures in zip(self.raw, self.result["runs"], strict=True):
             line = {"sequence": run.sequence, "group": run.info.group, "policy": run.policy}
-            lines.append(line | dict(_numbers(run.figures)) | {"unequal": run.figures["unequal"]})
+            lines.append(line | dict(_numbers(figures)) | {"unequal": figures["unequal"]})
         return pd.DataFrame(lines)
 
     @cached_property
@@ -164,6 +164,15 @@ class Comparison:
         frame.columns = pd.MultiIndex.from_tuples(frame.columns, names=["figure", None])
         return frame.rename_axis("policy")
 
+    @cached_property
+    def overlap(self) -> pd.DataFrame:
+        """How alike the tokens are that every two policies keep to the end, one line and one column
+        a policy: the Jaccard index |A & B| / |A | B|, mean over layers and lanes, then over groups.
+        """
+        policies = self.result["overlap"]["policies"]
+        frame = pd.DataFrame(self.result["overlap"]["mean"], index=policies, columns=policies)
+        return frame.rename_axis("policy")
+
 
 def _numbers(figures: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
     """The numbers of a run by dotted name; lists (per layer) are left out."""
@@ -179,13 +188,20 @@ def _as_list(value: Any) -> list[Any]:
     return [value] if single or not isinstance(value, Iterable) else list(value)
 
 
+def _opened(sources: list[Any]) -> Iterator[Any]:
+    """The sources, with the traces of a path in its place."""
+    for source in sources:
+        if isinstance(source, (str, os.PathLike)):
+            yield from map(open_trace, _engine.trace_files([os.fspath(source)]))
+        else:
+            yield source
+
+
 def _sequences(sources: Any) -> tuple[list[Sequence], list[str] | None]:
     """The sequences of all sources, and the paths of the files when all sources are files."""
     sequences: list[Sequence] = []
     paths: list[str] | None = []
-    for source in _as_list(sources):
-        if isinstance(source, (str, os.PathLike)):
-            source = open_trace(source)
+    for source in _opened(_as_list(sources)):
         if isinstance(source, _engine.Sequence):
             sequences.append(source)
             paths = None
@@ -207,7 +223,7 @@ def replay(
 ) -> list[Run]:
     """Replays sequences through policies. Returns one Run a (sequence, policy), in this order.
 
-    sources   a path, a Trace, a Sequence, or several
+    sources   a path of a file or of a folder of *.h5 files, a Trace, a Sequence, or several
     policies  a spec, a policy, or several
     nan       "error", or "lowest": a NaN or infinite weight counts as 0
     threads   0: one a core. It never changes a result
@@ -239,16 +255,10 @@ def compare(
     chosen = _as_list(policies)
     native = _engine.compare_sequences(sequences, chosen, match, nan, optimal, threads)
     raw = [Run(run) for run in native]
-    manifest = None
+    result = json.loads(_engine.result(native))
     if paths is not None:
-        manifest = json.loads(_engine.manifest(paths, chosen, match, nan, optimal))
-        manifest["command"] = shlex.join(sys.orig_argv)
-    result = {
-        "schema": "hae.compare/1",
-        "manifest": manifest,
-        "runs": [run.figures for run in raw],
-        "summary": json.loads(_engine.summary(native)),
-    }
+        result["manifest"] = json.loads(_engine.manifest(paths, chosen, match, nan, optimal))
+        result["manifest"]["command"] = shlex.join(sys.orig_argv)
     return Comparison(raw, result)
 
 

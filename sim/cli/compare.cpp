@@ -31,6 +31,8 @@ struct Arguments {
   std::vector<std::string> fail_if;
   bool no_optimal = false;
   bool allow_unequal = false;
+  bool kinds = false;
+  bool overlap = false;
 };
 
 std::string csv_field(const std::string& text) {
@@ -122,11 +124,24 @@ void check_same_data(const Json& baseline, const Json& manifest, const std::stri
   }
 }
 
-void print_comparison(const Json& runs, const Json& summary) {
+void print_comparison(const Json& result, const Arguments& arguments) {
+  const Json& runs = result["runs"];
+  const Json& summary = result["summary"];
   const std::size_t sequences = runs.size() / summary.size();
   fmt::print("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n\n",
              sequences, sequences == 1 ? "" : "s");
   std::fputs(summary_table(summary).c_str(), stdout);
+  if (arguments.kinds) {
+    fmt::print(
+        "\nevictions by kind of token, and the share of each kind's tokens that is kept to the end; text of "
+        "the prompt, before and after its first visual token\n{}",
+        kinds_table(summary));
+  }
+  if (arguments.overlap) {
+    fmt::print(
+        "\noverlap of what two policies keep to the end, |A ∩ B| / |A ∪ B|: mean over layers and lanes\n{}",
+        overlap_table(result["overlap"]));
+  }
   const std::string warnings = warning_lines(runs);
   fmt::print("{}{}", warnings.empty() ? "" : "\n", warnings);
 }
@@ -164,27 +179,23 @@ void check_files(const Arguments& arguments, const std::vector<PolicySource>& po
   check_outputs(outputs, inputs);
 }
 
-struct Measured {
-  Json runs = Json::array();
-  Json summary;
-};
-
+/// The whole result.
+///
 /// folder  keeps logs and series as they come; may be null
-Measured measure(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
-                 ResultFolder* folder) {
-  Measured measured;
+Json measure(const ComparisonOptions& options, const std::vector<PolicySource>& policies,
+             const Json& made_from, ResultFolder* folder) {
+  Json runs = Json::array();
   std::vector<std::string> groups;
   compare(options, policies, [&](const std::vector<RunRecord>& records) {
     for (const RunRecord& record : records) {
-      measured.runs.push_back(run_json(record));
+      runs.push_back(run_json(record));
       groups.push_back(record.info.group);
     }
     if (folder != nullptr) {
       folder->add(records);
     }
   });
-  measured.summary = summary_json(measured.runs, groups);
-  return measured;
+  return result_json(made_from, runs, groups);
 }
 
 void run(Arguments& arguments) {
@@ -212,23 +223,24 @@ void run(Arguments& arguments) {
   if (kept_in) {
     folder.emplace(kept_in->path(), made_from);
   }
-  const Measured measured = measure(options, policies, folder ? &*folder : nullptr);
-  std::vector<Check> checks = check_rules(expected.rules, measured.summary, baseline_summary(expected));
+  const Json result = measure(options, policies, made_from, folder ? &*folder : nullptr);
+  std::vector<Check> checks = check_rules(expected.rules, result["summary"], baseline_summary(expected));
   const std::size_t rule_checks = checks.size();
-  std::ranges::move(check_equal_bytes(measured.summary, arguments.allow_unequal), std::back_inserter(checks));
+  std::ranges::move(check_equal_bytes(result["summary"], arguments.allow_unequal),
+                    std::back_inserter(checks));
   if (folder) {
-    folder->finish(result_json(made_from, measured.runs, measured.summary));
+    folder->finish(result);
   }
   if (!arguments.json.empty()) {
-    write_file(arguments.json, json_text(result_json(made_from, measured.runs, measured.summary)));
+    write_file(arguments.json, json_text(result));
   }
   if (!arguments.csv.empty()) {
-    write_file(arguments.csv, csv_text(measured.runs));
+    write_file(arguments.csv, csv_text(result["runs"]));
   }
   if (!arguments.junit.empty()) {
     write_file(arguments.junit, junit_text(checks));
   }
-  print_comparison(measured.runs, measured.summary);
+  print_comparison(result, arguments);
   conclude(checks, rule_checks);
 }
 
@@ -255,6 +267,10 @@ void add_compare(CLI::App& app) {
       ->add_option("--out", arguments->out,
                    "Keep everything in this folder: result.json, and logs and per-step series in runs.h5")
       ->type_name("DIR");
+  command->add_flag("--kinds", arguments->kinds,
+                    "Also print which kinds of tokens each policy evicted and kept");
+  command->add_flag("--overlap", arguments->overlap,
+                    "Also print how alike the tokens are that every two policies kept");
   command->add_flag("--no-optimal", arguments->no_optimal, "Do not search for the bound `optimal`");
   command
       ->add_option(

@@ -108,11 +108,12 @@ class Comparison {
             "`optimal` was not searched: it would take more than {} MiB", analysis::kMostSearchBytes >> 20));
       }
     }
+    const std::vector<std::vector<double>> overlap = kept_overlap(sequence->info(), results);
     std::vector<RunRecord> records;
     for (std::size_t p = 0; p < policies.size(); ++p) {
       records.push_back({source.trace_index, source.sequence_index, source.index_in_trace, sequence->info(),
-                         sources_[p].spec(), policies[p]->options(), std::move(results[p]), optimal[p],
-                         false});
+                         sources_[p].spec(), policies[p]->options(), std::move(results[p]), optimal[p], false,
+                         overlap[p]});
     }
     mark_unequal(records);
     return records;

@@ -39,6 +39,7 @@ struct RunRecord {
   RunResult result;
   std::optional<double> optimal;  ///< analysis::optimal_totals
   bool unequal = false;
+  std::vector<double> overlap = {1.0};  ///< [runs of the sequence] kept_overlap, its own run included
 };
 
 /// One sequence to replay, of a file or of arrays in memory.

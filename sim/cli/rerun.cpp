@@ -33,6 +33,7 @@ struct Stored {
   std::string name;
   Json manifest;
   Json summary;                         ///< null where only logs were stored
+  Json overlap;                         ///< null where only logs were stored
   Json runs;                            ///< null where only logs were stored
   std::vector<traces::StoredRun> logs;  ///< empty where only figures were stored
 };
@@ -54,6 +55,7 @@ void read_figures(const fs::path& path, Stored& stored) {
   stored.manifest = std::move(result["manifest"]);
   stored.runs = std::move(result["runs"]);
   stored.summary = std::move(result["summary"]);
+  stored.overlap = std::move(result["overlap"]);
 }
 
 /// Both files of a folder say what the logs are; that they agree shows that they belong together.
@@ -257,7 +259,8 @@ class Verdict {
     if (stored_.summary.is_null()) {
       return;
     }
-    const Json now = parse_json(json_text(summary_json(runs_, groups_)), "summary");
+    const Json result = parse_json(json_text(result_json(stored_.manifest, runs_, groups_)), "result");
+    const Json& now = result["summary"];
     for (std::size_t i = 0; i < std::max(now.size(), stored_.summary.size()); ++i) {
       const std::string difference = i < std::min(now.size(), stored_.summary.size())
                                          ? first_difference(stored_.summary[i], now[i])
@@ -265,6 +268,10 @@ class Verdict {
       if (!difference.empty()) {
         throw AnswerIsNo(fmt::format("{}: differs: summary[{}]: {}", stored_.name, i, difference));
       }
+    }
+    if (const std::string difference = first_difference(stored_.overlap, result["overlap"], "overlap");
+        !difference.empty()) {
+      throw AnswerIsNo(fmt::format("{}: differs: {}", stored_.name, difference));
     }
   }
 

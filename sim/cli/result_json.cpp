@@ -106,6 +106,31 @@ Json tokens_json(const RunRecord& record) {
   return {{"mean", json_or_null(tokens.mean)}, {"peak", json_or_null(tokens.peak)}, {"final", tokens.final}};
 }
 
+/// {visual: ..., ...}
+template <typename Value>
+Json kinds_json(const ByKind<Value>& values) {
+  Json json;
+  for (const TokenKind kind : kTokenKinds) {
+    json[name(kind)] = json_or_null(std::optional(values[static_cast<std::size_t>(kind)]));
+  }
+  return json;
+}
+
+/// The runs of each policy, policies in the order of their first run.
+std::vector<std::pair<std::string, std::vector<std::size_t>>> by_policy(const Json& runs) {
+  std::vector<std::pair<std::string, std::vector<std::size_t>>> policies;
+  std::map<std::string, std::size_t> places;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto policy = runs[i]["policy"].get<std::string>();
+    const auto [place, is_new] = places.try_emplace(policy, policies.size());
+    if (is_new) {
+      policies.emplace_back(policy, std::vector<std::size_t>{});
+    }
+    policies[place->second].second.push_back(i);
+  }
+  return policies;
+}
+
 /// The figures that `summary` averages and --csv lists.
 constexpr std::array kFigures = {
     "tokens.mean",
@@ -138,6 +163,14 @@ constexpr std::array kFigures = {
     "events",
     "moved",
     "pending_final",
+    "evicted_kinds.visual",
+    "evicted_kinds.text_before",
+    "evicted_kinds.text_after",
+    "evicted_kinds.generated",
+    "kept_kinds.visual",
+    "kept_kinds.text_before",
+    "kept_kinds.text_after",
+    "kept_kinds.generated",
 };
 
 }  // namespace
@@ -249,18 +282,22 @@ Json run_json(const RunRecord& record) {
   json["events"] = count_events(result.log);
   json["moved"] = result.moved;
   json["pending_final"] = result.log.pending.size();
+  json["evicted_kinds"] = kinds_json(count_evicted_kinds(record.info, result.log));
+  json["kept_kinds"] = kinds_json(kept_kinds(record.info, result));
+  json["overlap"] = record.overlap;
   json["log_sha256"] = sha256(to_json_lines(result.log));
   json["unequal"] = record.unequal;
   json["warnings"] = result.warnings;
   return json;
 }
 
-Json result_json(const Json& manifest, const Json& runs, const Json& summary) {
+Json result_json(const Json& manifest, const Json& runs, const std::vector<std::string>& groups) {
   Json result;
   result["schema"] = kResultSchema;
   result["manifest"] = manifest;
   result["runs"] = runs;
-  result["summary"] = summary;
+  result["summary"] = summary_json(runs, groups);
+  result["overlap"] = overlap_json(runs, groups);
   return result;
 }
 
@@ -269,18 +306,8 @@ std::string json_text(const Json& json) {
 }
 
 Json summary_json(const Json& runs, const std::vector<std::string>& groups) {
-  std::vector<std::string> order;
-  std::map<std::string, std::vector<std::size_t>> by_policy;
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const auto policy = runs[i]["policy"].get<std::string>();
-    if (by_policy[policy].empty()) {
-      order.push_back(policy);
-    }
-    by_policy[policy].push_back(i);
-  }
   Json summary = Json::array();
-  for (const std::string& policy : order) {
-    const std::vector<std::size_t>& members = by_policy[policy];
+  for (const auto& [policy, members] : by_policy(runs)) {
     Json line;
     line["policy"] = policy;
     line["sequences"] = members.size();
@@ -298,6 +325,30 @@ Json summary_json(const Json& runs, const std::vector<std::string>& groups) {
     summary.push_back(std::move(line));
   }
   return summary;
+}
+
+Json overlap_json(const Json& runs, const std::vector<std::string>& groups) {
+  Json overlap = {
+      {"policies", Json::array()}, {"mean", Json::array()}, {"interval95", Json::array()}, {"groups", 0}};
+  const auto policies = by_policy(runs);
+  for (const auto& [policy, members] : policies) {
+    Json means = Json::array();
+    Json intervals = Json::array();
+    for (std::size_t other = 0; other < policies.size(); ++other) {
+      std::vector<std::pair<std::string, double>> observations;
+      for (const std::size_t i : members) {
+        observations.emplace_back(groups[i], runs[i]["overlap"][other].get<double>());
+      }
+      const Json figure = group_interval(observations);
+      means.push_back(figure["mean"]);
+      intervals.push_back(figure["interval95"]);
+      overlap["groups"] = figure["groups"];
+    }
+    overlap["policies"].push_back(policy);
+    overlap["mean"].push_back(std::move(means));
+    overlap["interval95"].push_back(std::move(intervals));
+  }
+  return overlap;
 }
 
 }  // namespace hae::cli

@@ -34,6 +34,12 @@ Json summary_json(const Json& runs, const std::vector<std::string>& groups);
 /// observations  (group, value) of each sequence
 Json group_interval(const std::vector<std::pair<std::string, double>>& observations);
 
+/// `overlap`: how alike the tokens are that every two policies hold at the end. `policies`, and [policies]
+/// [policies] `mean` over groups and its 95 % t interval `interval95`; `groups`, their number.
+///
+/// runs, groups  as of summary_json
+Json overlap_json(const Json& runs, const std::vector<std::string>& groups);
+
 /// Several results of one form as one: every number becomes its group_interval. Keys and array elements that
 /// only some have are averaged over these.
 ///
@@ -47,7 +53,9 @@ Json json_or_null(const std::optional<Value>& value) {
 }
 
 /// A whole result.
-Json result_json(const Json& manifest, const Json& runs, const Json& summary);
+///
+/// runs, groups  as of summary_json
+Json result_json(const Json& manifest, const Json& runs, const std::vector<std::string>& groups);
 
 /// As a result file holds it.
 std::string json_text(const Json& json);

@@ -75,6 +75,34 @@ std::string summary_table(const Json& summary) {
   return format_table(rows);
 }
 
+std::string kinds_table(const Json& summary) {
+  std::vector<std::vector<std::string>> rows = {{"policy", "evicted visual", "text before", "text after",
+                                                 "generated", "kept visual", "text before", "text after",
+                                                 "generated"}};
+  for (const Json& policy : summary) {
+    std::vector<std::string>& row = rows.emplace_back(std::vector{policy["policy"].get<std::string>()});
+    for (const auto& [figure, format] : {std::pair("evicted_kinds", "{:.1f}"), {"kept_kinds", "{:.3f}"}}) {
+      for (const TokenKind kind : kTokenKinds) {
+        row.push_back(mean_text(policy[fmt::format("{}.{}", figure, name(kind))], format));
+      }
+    }
+  }
+  return format_table(rows);
+}
+
+std::string overlap_table(const Json& overlap) {
+  std::vector<std::vector<std::string>> rows = {{"policy"}};
+  for (std::size_t p = 0; p < overlap["policies"].size(); ++p) {
+    rows.front().push_back(fmt::format("{}", p + 1));
+    std::vector<std::string>& row = rows.emplace_back(
+        std::vector{fmt::format("{} {}", p + 1, overlap["policies"][p].get<std::string>())});
+    for (const Json& mean : overlap["mean"][p]) {
+      row.push_back(fmt::format("{:.3f}", mean.get<double>()));
+    }
+  }
+  return format_table(rows);
+}
+
 std::string warning_lines(const Json& runs) {
   std::vector<std::pair<std::string, std::string>> order;         // warning and policy
   std::map<std::string, std::map<std::string, Index>> sequences;  // that a warning and a policy concern

@@ -17,6 +17,13 @@ std::string mean_text(const Json& figure, const char* format);
 /// two groups or more, and what does not compare fairly.
 std::string summary_table(const Json& summary);
 
+/// One line a policy: its evictions by kind of token, and the share of each kind that it keeps; means over
+/// groups.
+std::string kinds_table(const Json& summary);
+
+/// The means of an overlap_json: one line and one column a policy, columns by the numbers of the lines.
+std::string overlap_table(const Json& overlap);
+
 /// Warnings of all runs, equal ones of a policy once with the number of sequences they concern; what is equal
 /// for all policies, as what a trace holds is, once.
 std::string warning_lines(const Json& runs);

@@ -39,12 +39,13 @@ TEST_F(Cli, UsageErrorsExitWithTwoAndOneLine) {
 TEST_F(Cli, BadInputFilesExitWithThreeAndOneLine) {
   std::ofstream(folder_ / "text.h5") << "not a trace";
   std::ofstream(folder_ / "empty.h5");
-  for (const char* arguments : {"info missing.h5", "info text.h5", "info empty.h5", "info .", "check text.h5",
-                                "replay text.h5 --policy full", "compare missing.h5 --policy full",
-                                "import text.h5 --from npz --out x.h5",
-                                "import text.h5 --from attention-saver --prompt 1 --text-only --out x.h5",
-                                "import text.h5 --from kvp --prompt 1 --text-only --out x.h5",
-                                "import . --from kvp --prompt 1 --text-only --out ../x.h5"}) {
+  for (const char* arguments :
+       {"info missing.h5", "info text.h5", "info empty.h5", "info .", "check text.h5",
+        "replay text.h5 --policy full", "compare missing.h5 --policy full",
+        "import text.h5 --from npz --out x.h5",
+        "import text.h5 --from attention-saver --prompt 1 --text-only --out x.h5",
+        "import text.h5 --from kvp --prompt 1 --text-only --out x.h5",
+        "import . --from kvp --prompt 1 --text-only --out ../x.h5", "replay . --policy full"}) {
     SCOPED_TRACE(arguments);
     expect_one_line(hae(arguments), 3);
   }
@@ -111,10 +112,11 @@ TEST_F(Cli, CompareWritesTheStatedSchema) {
   ASSERT_EQ(result["summary"].size(), 6u);
   for (const auto& run : result["runs"]) {
     for (const char* key :
-         {"sequence", "policy",           "options",     "resolved",          "backend",   "tokens",
-          "bytes",    "decode",           "prefill",     "missed_mass_total", "optimal",   "regret",
-          "top_now",  "removed_all_rows", "masked_rows", "per_layer",         "evictions", "events",
-          "moved",    "pending_final",    "log_sha256",  "unequal",           "warnings"}) {
+         {"sequence",   "policy",           "options",     "resolved",          "backend",   "tokens",
+          "bytes",      "decode",           "prefill",     "missed_mass_total", "optimal",   "regret",
+          "top_now",    "removed_all_rows", "masked_rows", "per_layer",         "evictions", "events",
+          "moved",      "pending_final",    "log_sha256",  "unequal",           "warnings",  "evicted_kinds",
+          "kept_kinds", "overlap"}) {
       EXPECT_TRUE(run.contains(key)) << key;
     }
     EXPECT_FALSE(run["unequal"].get<bool>());

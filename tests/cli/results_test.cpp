@@ -1,5 +1,7 @@
 #include <nlohmann/json.hpp>
 
+#include <map>
+
 #include "tests/cli/cli.hpp"
 
 // Results that are kept, repeated and compared.
@@ -54,6 +56,74 @@ TEST_F(Results, HoldTheBoundsAndNoPolicyBeatsThem) {
     EXPECT_TRUE(run["regret"].is_null());
     EXPECT_FALSE(run["top_now"].is_null());
   }
+}
+
+TEST_F(Results, SayWhichKindsOfTokensWereEvicted) {
+  // 56 tokens, a prompt of 40 with a picture at [12, 28); each in the lanes of 2 layers.
+  const std::map<std::string, int> in_lanes = {
+      {"visual", 32}, {"text_before", 24}, {"text_after", 24}, {"generated", 32}};
+  compared("--json r.json --csv r.csv");
+  const json result = parsed("r.json");
+  for (const json& run : result["runs"]) {
+    int evicted = 0;
+    for (const auto& [kind, tokens] : in_lanes) {
+      const int lost = run["evicted_kinds"][kind];
+      evicted += lost;
+      EXPECT_EQ(run["kept_kinds"][kind], static_cast<double>(tokens - lost) / tokens) << kind;
+    }
+    EXPECT_EQ(evicted, run["evictions"]);
+  }
+  double visual = 0;
+  for (const std::size_t sequence : {0, 3, 6}) {
+    visual += result["runs"][sequence]["evicted_kinds"]["visual"].get<double>();
+  }
+  EXPECT_DOUBLE_EQ(result["summary"][0]["evicted_kinds.visual"]["mean"].get<double>(), visual / 3);
+  EXPECT_THAT(read(folder_ / "r.csv"), HasSubstr(",evicted_kinds.visual,"));
+  EXPECT_THAT(read(folder_ / "r.csv"), HasSubstr(",kept_kinds.generated,"));
+}
+
+TEST_F(Results, SayHowAlikeTheTokensAreThatTwoPoliciesKeep) {
+  compared("--json r.json");
+  const json result = parsed("r.json");
+  const json& overlap = result["overlap"];
+  EXPECT_EQ(overlap["policies"], json({"hae:dap=none,budget=20,bin=4", "greedy", "random:seed=7"}));
+  EXPECT_EQ(overlap["groups"], 3);
+  for (std::size_t a = 0; a < 3; ++a) {
+    for (std::size_t b = 0; b < 3; ++b) {
+      double sum = 0;
+      for (const std::size_t sequence : {0, 3, 6}) {
+        sum += result["runs"][sequence + a]["overlap"][b].get<double>();
+      }
+      EXPECT_DOUBLE_EQ(overlap["mean"][a][b].get<double>(), sum / 3);
+      EXPECT_LE(overlap["interval95"][a][b][0], overlap["mean"][a][b]);
+      EXPECT_GE(overlap["interval95"][a][b][1], overlap["mean"][a][b]);
+      EXPECT_EQ(overlap["mean"][a][b], overlap["mean"][b][a]);
+    }
+    EXPECT_EQ(overlap["mean"][a][a], 1.0);
+  }
+  // Greedy keeps what HAE keeps but for its bin; random choice does not.
+  EXPECT_GT(overlap["mean"][0][1], overlap["mean"][0][2]);
+}
+
+TEST_F(Results, ShowKindsAndOverlapWhenAsked) {
+  const auto lines = [](const std::string& text) { return std::ranges::count(text, '\n'); };
+  const std::string plain = compared("").out;
+  const std::string kinds = compared("--kinds").out;
+  const std::string overlap = compared("--overlap").out;
+  // A blank line, a title, a heading and three policies each; nothing else changes.
+  EXPECT_EQ(lines(kinds), lines(plain) + 6);
+  EXPECT_EQ(lines(overlap), lines(plain) + 6);
+  EXPECT_THAT(kinds, ::testing::StartsWith(plain));
+  EXPECT_THAT(overlap, ::testing::StartsWith(plain));
+  EXPECT_THAT(kinds, HasSubstr("evicted visual  text before  text after  generated  kept visual"));
+  EXPECT_THAT(overlap, HasSubstr("\n3 random:seed=7 "));
+  EXPECT_EQ(compared("--kinds --overlap").out, kinds + overlap.substr(plain.size()));
+}
+
+TEST_F(Results, AreHeldToRulesAboutKinds) {
+  const std::string command = "compare t.h5 --policy random:budget=20 --no-optimal --fail-if ";
+  EXPECT_EQ(hae(command + "'kept_kinds.visual>0.99'").code, 0);
+  expect_one_line(hae(command + "'kept_kinds.visual<0.99'"), 1);
 }
 
 TEST_F(Results, AreTheSameOnAnyNumberOfThreads) {
@@ -131,6 +201,8 @@ TEST_F(Results, SayWhatDiffers) {
   differs([](json& result) { result["summary"][1]["events"]["mean"] = 1; },
           "summary[1]: events.mean was 1, is ");
   differs([](json& result) { result["summary"].erase(2); }, "summary[2]: another number of policies");
+  differs([](json& result) { result["runs"][0]["overlap"][1] = 2; }, "overlap was [1.0,2,");
+  differs([](json& result) { result["overlap"]["mean"][0][0] = 2; }, "overlap.mean was [[2,");
 
   edit("kept/result.json", [](json& result) { result["runs"][0]["log_sha256"] = std::string(64, '0'); });
   const Outcome mixed = hae("rerun kept");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -138,6 +139,112 @@ TEST(Metrics, AMaskedRowIsInNoAggregateAndCounted) {
   RunResult result = run(trace, "greedy:budget=1,recent=0");
   EXPECT_EQ(result.masked_rows, 2);
   EXPECT_FALSE(summarise(result.decode.all(Metric::missed_mass)).has_value());
+}
+
+/// One layer of two KV heads. Text 0; a picture 1, 2; text 3; a picture 4; text 5; then 6 and 7 are
+/// generated, though the recording says that 7 is of a picture too.
+SequenceInfo info_of_kinds() {
+  SequenceInfo info;
+  info.layers = 1;
+  info.query_heads = 2;
+  info.kv_heads = 2;
+  info.tokens = 8;
+  info.prompt = 6;
+  info.image = {-1, 0, 0, -1, 1, -1, -1, 1};
+  return info;
+}
+
+/// A run that evicted (layer, lane, token), in this order.
+RunResult run_that_evicted(LaneKind lanes, const std::vector<std::array<Index, 3>>& evicted) {
+  RunResult run;
+  run.lanes = lanes;
+  for (const auto& [layer, lane, token] : evicted) {
+    run.log.entries.push_back({.layer = layer, .lane = lane, .token = token});
+  }
+  return run;
+}
+
+TEST(TokenKinds, ArePicturesTextBeforeTheFirstTextAfterAndWhatWasGenerated) {
+  using enum TokenKind;
+  EXPECT_EQ(token_kinds(info_of_kinds()),
+            (std::vector{text_before, visual, visual, text_after, visual, text_after, generated, generated}));
+}
+
+TEST(TokenKinds, OfAPromptWithoutPicturesAreAfter) {
+  using enum TokenKind;
+  SequenceInfo info = info_of_kinds();
+  info.prompt = 2;
+  info.image = {-1, -1, -1, -1, 1, -1, -1, -1};  // what the model produced is no picture of the prompt
+  EXPECT_EQ(token_kinds(info), (std::vector{text_after, text_after, generated, generated, generated,
+                                            generated, generated, generated}));
+}
+
+TEST(TokenKinds, AreCountedOnceForEachLaneThatATokenLeft) {
+  // Lane 0 loses 1, 4 (visual), 3 (text after) and 6 (generated); lane 1 loses 1. Of 2 lanes · 3 visual
+  // tokens 3 of 6 are left, of 2 · 1 text before all, of 2 · 2 text after 3 of 4, of 2 · 2 generated 3 of 4.
+  const SequenceInfo info = info_of_kinds();
+  const RunResult run =
+      run_that_evicted(LaneKind::kv_head, {{0, 0, 1}, {0, 0, 4}, {0, 0, 3}, {0, 0, 6}, {0, 1, 1}});
+  EXPECT_EQ(count_evicted_kinds(info, run.log), (ByKind<Index>{3, 0, 1, 1}));
+  EXPECT_EQ(kept_kinds(info, run), (ByKind<std::optional<double>>{0.5, 1.0, 0.75, 0.75}));
+}
+
+TEST(TokenKinds, AKindThatIsNotThereHasNoKeptShare) {
+  SequenceInfo info = info_of_kinds();
+  info.prompt = 8;
+  info.image.assign(8, -1);
+  // One lane of 8 tokens loses two.
+  const RunResult run = run_that_evicted(LaneKind::layer, {{0, kLayerLane, 1}, {0, kLayerLane, 2}});
+  EXPECT_EQ(count_evicted_kinds(info, run.log), (ByKind<Index>{0, 0, 2, 0}));
+  EXPECT_EQ(kept_kinds(info, run),
+            (ByKind<std::optional<double>>{std::nullopt, std::nullopt, 0.75, std::nullopt}));
+}
+
+TEST(KeptOverlap, IsTheMeanJaccardIndexOverLayers) {
+  // T = 4. Layer 0: {0, 1, 2} and {1, 2, 3}: 2 of 4. Layer 1: {0, 3} and {0, 1, 2, 3}: 2 of 4 are in both.
+  // Layer 2: {0} and {1}: 0. Layer 3: nothing and nothing: 1. The mean of 0.5, 0.5, 0 and 1 is 0.5.
+  SequenceInfo info = info_of_kinds();
+  info.layers = 4;
+  info.tokens = 4;
+  constexpr Index kOwn = kLayerLane;
+  const std::vector<RunResult> runs = {// As they went, not by token: 2 before 1.
+                                       run_that_evicted(LaneKind::layer, {{0, kOwn, 3},
+                                                                          {1, kOwn, 2},
+                                                                          {1, kOwn, 1},
+                                                                          {2, kOwn, 1},
+                                                                          {2, kOwn, 2},
+                                                                          {2, kOwn, 3},
+                                                                          {3, kOwn, 0},
+                                                                          {3, kOwn, 1},
+                                                                          {3, kOwn, 2},
+                                                                          {3, kOwn, 3}}),
+                                       run_that_evicted(LaneKind::layer, {{0, kOwn, 0},
+                                                                          {2, kOwn, 3},
+                                                                          {2, kOwn, 2},
+                                                                          {2, kOwn, 0},
+                                                                          {3, kOwn, 3},
+                                                                          {3, kOwn, 2},
+                                                                          {3, kOwn, 1},
+                                                                          {3, kOwn, 0}})};
+  EXPECT_EQ(kept_overlap(info, runs), (std::vector<std::vector<double>>{{1.0, 0.5}, {0.5, 1.0}}));
+}
+
+TEST(KeptOverlap, ALayerStandsForEachOfItsKvHeads) {
+  // T = 8. The layer keeps {0, ..., 5}. KV head 0 keeps {0, 1, 2}: 3 of 6. KV head 1 keeps {4, ..., 7}: 2 of
+  // 8. The mean of 0.5 and 0.25 is 0.375.
+  const std::vector<RunResult> runs = {
+      run_that_evicted(LaneKind::layer, {{0, kLayerLane, 6}, {0, kLayerLane, 7}}),
+      run_that_evicted(LaneKind::kv_head, {{0, 0, 3},
+                                           {0, 0, 4},
+                                           {0, 0, 5},
+                                           {0, 0, 6},
+                                           {0, 0, 7},
+                                           {0, 1, 0},
+                                           {0, 1, 1},
+                                           {0, 1, 2},
+                                           {0, 1, 3}})};
+  EXPECT_EQ(kept_overlap(info_of_kinds(), runs),
+            (std::vector<std::vector<double>>{{1.0, 0.375}, {0.375, 1.0}}));
 }
 
 TEST(Fairness, ComparesIntegerTotalsAgainstOnePercentAndOneTokenALane) {
