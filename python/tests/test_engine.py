@@ -605,8 +605,14 @@ def broken_files(tmp_path):
 )
 def test_a_bad_file_is_a_trace_error_with_the_sentence_of_the_program(broken_files, name):
     path = broken_files / name
-    expected = sentence_of("replay", path, "--policy", "full")
-    for use in (hae.open, hae.check, lambda path: hae.replay(path, "full")):
+    of_one = sentence_of("replay", path, "--policy", "full")
+    of_many = sentence_of("compare", path, "--policy", "full")  # which takes a folder of traces too
+    uses = [
+        (hae.open, of_one),
+        (hae.check, of_one),
+        (lambda path: hae.replay(path, "full"), of_many),
+    ]
+    for use, expected in uses:
         with pytest.raises(hae.TraceError) as error:
             use(path)
         assert str(error.value) == expected
@@ -921,6 +927,92 @@ def test_frames_hold_every_figure(compared):
         given = line["decode.missed_mass.mean"]
         assert row["mean"] == given["mean"] and row["groups"] == given["groups"]
         assert [row["low"], row["high"]] == given["interval95"]
+
+
+def kept_to_the_end(run):
+    """[layers, kv_heads, T] bool, from the log alone; a layer stands for each of its KV heads."""
+    kept = np.ones((run.info.layers, run.info.kv_heads, run.info.tokens), bool)
+    for entry in run.log.itertuples():
+        heads = slice(None) if entry.lane == -1 else entry.lane
+        kept[entry.layer, heads, entry.token] = False
+    return kept
+
+
+def mean_over_groups(runs, values):
+    return pd.Series(values).groupby([run.info.group for run in runs], sort=False).mean().mean()
+
+
+def test_overlap_is_the_jaccard_index_of_what_the_logs_leave(compared):
+    _, comparison, _ = compared
+    policies = list(comparison.overlap.index)
+    assert policies == list(comparison.summary.index) == list(comparison.overlap.columns)
+    by_policy = {
+        policy: [run for run in comparison.raw if run.policy == policy] for policy in policies
+    }
+    kept = {policy: [kept_to_the_end(run) for run in runs] for policy, runs in by_policy.items()}
+    for first in policies:
+        for second in policies:
+            indices = [
+                ((a & b).sum(-1) / (a | b).sum(-1)).mean()
+                for a, b in zip(kept[first], kept[second], strict=True)
+            ]
+            place = policies.index(second)
+            found = [run.figures["overlap"][place] for run in by_policy[first]]
+            np.testing.assert_allclose(found, indices, rtol=1e-12)
+            expected = mean_over_groups(by_policy[first], indices)
+            assert comparison.overlap.loc[first, second] == pytest.approx(expected, rel=1e-12)
+    overlap = comparison.overlap.to_numpy()
+    assert (np.diag(overlap) == 1).all() and (overlap == overlap.T).all()
+    assert 0 < overlap.min() < 0.5  # something differs
+
+
+def kind_of_tokens(info):
+    """[T] names, by the positions of the pictures' tokens in the prompt."""
+    position = np.arange(info.tokens)
+    in_prompt = position < info.prompt
+    visual = (np.asarray(info.image) >= 0) & in_prompt
+    first = np.flatnonzero(visual)[0]
+    return np.select(
+        [~in_prompt, visual, position < first], ["generated", "visual", "text_before"], "text_after"
+    )
+
+
+def test_kinds_are_what_the_logs_and_the_pictures_say(compared):
+    _, comparison, _ = compared
+    runs = comparison.runs
+    seen = dict.fromkeys(["visual", "text_before", "text_after", "generated"], 0)
+    for place, run in enumerate(comparison.raw):
+        kinds = kind_of_tokens(run.info)
+        evicted = kinds[run.log["token"].to_numpy(int)]
+        kept = kept_to_the_end(run)
+        for kind in seen:
+            count = (evicted == kind).sum()
+            assert runs[f"evicted_kinds.{kind}"][place] == count
+            share = kept[..., kinds == kind].mean()
+            assert runs[f"kept_kinds.{kind}"][place] == pytest.approx(share, rel=1e-12)
+            seen[kind] += count
+    assert min(seen.values()) > 0
+    for policy, line in comparison.summary.iterrows():
+        mine = [place for place, run in enumerate(comparison.raw) if run.policy == policy]
+        expected = mean_over_groups(
+            [comparison.raw[place] for place in mine],
+            runs["kept_kinds.visual"][mine].to_numpy(),
+        )
+        assert line["kept_kinds.visual", "mean"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_folder_stands_for_the_traces_in_it(tmp_path):
+    shutil.copy(VALIDATION, tmp_path / "b.h5")
+    shutil.copy(VALIDATION, tmp_path / "a.h5")
+    policies = ["greedy:budget=60", "full"]
+    found = hae.compare(tmp_path, policies, optimal=False).result
+    files = [str(tmp_path / name) for name in ("a.h5", "b.h5")]
+    assert [trace["path"] for trace in found["manifest"]["traces"]] == files
+    assert found["runs"] == hae.compare(files, policies, optimal=False).result["runs"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(hae.TraceError, match="none: holds no \\*.h5 file"):
+        hae.compare(tmp_path / "none", policies)
+    assert sentence_of("stats", tmp_path / "none").startswith(str(tmp_path / "none"))
 
 
 def test_sequences_in_memory_give_the_figures_of_the_file():
