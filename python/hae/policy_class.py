@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Merge:
-    """Where the key and value of an evicted token go: into those of a token that stays. With E all
-    the tokens that go into it, k = kept_weight k_into + sum of weight_e k_e over E, v likewise; then
-    its weight in a row is multiplied by size.
+    """Where the key and value of an evicted token go: into those of a token that stays.
+
+    With E all the tokens that go into it, k = kept_weight k_into + sum of weight_e k_e over E, v
+    likewise; then its weight in a row is multiplied by size.
 
     kept_weight, size  the same for all of E
     """

@@ -1,4 +1,4 @@
-"""Policies written in Python go through the same contract, metrics and log as those of the table."""
+"""Policies written in Python: the same contract, metrics and log as those of the table."""
 
 import re
 from pathlib import Path
@@ -14,6 +14,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 # --------------------------------------------------------------------- twins of C++ policies
+
+
+def capped(info, layer, budget, sinks=0):
+    """A layer with a window has no use for more: what is older receives no attention."""
+    window = int(info.window[layer])
+    return min(budget, max(window, sinks + 1)) if window else budget
 
 
 class Lowest(hae.Policy):
@@ -33,7 +39,8 @@ class Lowest(hae.Policy):
 class LowestRun(hae.PolicyRun):
     def __init__(self, info, lanes, budget, bin, recent, score) -> None:
         count = info.kv_heads if lanes == "kv_head" else 1
-        self.budget, self.bin, self.recent, self.score = budget, bin, recent, score
+        self.budgets = [capped(info, layer, budget) for layer in range(info.layers)]
+        self.bin, self.recent, self.score = bin, recent, score
         self.sums = np.zeros((info.layers, count, info.tokens))
         self.exposures = np.zeros((info.layers, info.tokens))
 
@@ -70,7 +77,7 @@ class LowestRun(hae.PolicyRun):
                 for entry in self.evict(
                     layer,
                     lane,
-                    self.lowest(layer, cache, lane, cache.size(lane) - self.budget),
+                    self.lowest(layer, cache, lane, cache.size(lane) - self.budgets[layer]),
                 )
             ]
         )
@@ -82,7 +89,7 @@ class LowestRun(hae.PolicyRun):
         evict, mark = [], []
         for lane in range(cache.lanes):
             pending = list(cache.pending(lane))
-            if cache.size(lane) - len(pending) > self.budget:
+            if cache.size(lane) - len(pending) > self.budgets[rows.layer]:
                 token = int(self.lowest(rows.layer, cache, lane, 1)[0])
                 mark.append(hae.Mark(token, lane))
                 pending.append(token)
@@ -91,8 +98,9 @@ class LowestRun(hae.PolicyRun):
         return hae.Decision(evict=evict, mark=mark)
 
     def limits(self, layer, lane):
-        capacity = self.budget + (self.bin - 1 if self.bin else 0)
-        return hae.Limits(recent=self.recent, budget=self.budget, bin=self.bin, capacity=capacity)
+        budget = self.budgets[layer]
+        capacity = budget + (self.bin - 1 if self.bin else 0)
+        return hae.Limits(recent=self.recent, budget=budget, bin=self.bin, capacity=capacity)
 
 
 class Window(hae.Policy):
@@ -106,8 +114,9 @@ class Window(hae.Policy):
     def begin(self, info):
         class Run(hae.PolicyRun):
             def fit(run, layer, cache):  # noqa: N805
-                middle = cache.residents()[self.options["sinks"] :]
-                surplus = max(0, len(middle) - self.options["recent"])
+                sinks, recent = self.options["sinks"], self.options["recent"]
+                middle = cache.residents()[sinks:]
+                surplus = max(0, len(middle) + sinks - capped(info, layer, sinks + recent, sinks))
                 return hae.Decision(evict=[hae.Evict(int(t)) for t in middle[:surplus]])
 
             def step(run, rows, cache):  # noqa: N805
@@ -284,12 +293,12 @@ def test_rows_and_caches_are_lent_for_one_call(sequence):
 def test_a_trace_without_the_rows_a_policy_needs_is_refused(sequence, tmp_path):
     class Text(hae.Policy):
         def needs(self, info, layer):
-            return "rows"
+            return hae.Needs(prompt_rows="rows")
 
         def begin(self, info):
             return hae.PolicyRun()
 
-    with pytest.raises(hae.ConfigError, match="needs is 'rows'; allowed: all, none, text"):
+    with pytest.raises(hae.ConfigError, match="prompt_rows is 'rows'; allowed: all, none, text"):
         hae.replay(sequence, Text())
 
 
