@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 #include "reference/policies.hpp"
@@ -35,26 +34,35 @@ std::vector<Index> largest_by_lane(const TokenScores& scores, Index candidates, 
   return counts;
 }
 
-class Adakv final : public PromptSelection {
+/// A share from 0 to 1.
+Fraction parse_floor(const Options& options) {
+  if (options.text("floor") == "0") {
+    return {0, 1};
+  }
+  const Amount floor = options.amount("floor");
+  if (floor.exceeds_whole() || (floor.tokens() && *floor.tokens() > 1)) {
+    options.fail("floor");
+  }
+  return floor.share().value_or(Fraction{1, 1});
+}
+
+/// round(c (1 - f) + ⌊B f⌋), half to even, in whole numbers.
+Index head_budget(Index count, Index budget, const Fraction& floor) {
+  const Index least =
+      static_cast<Index>(static_cast<WideIndex>(budget) * floor.numerator / floor.denominator);
+  const WideIndex shared = static_cast<WideIndex>(count) * (floor.denominator - floor.numerator);
+  const Index whole = least + static_cast<Index>(shared / floor.denominator);
+  const WideIndex twice_the_rest = 2 * (shared % floor.denominator);
+  const bool is_odd_half = twice_the_rest == floor.denominator && whole % 2 != 0;
+  return whole + (twice_the_rest > floor.denominator || is_odd_half ? 1 : 0);
+}
+
+class Adakv final : public SnapkvSelection {
  public:
   Adakv(Options options, Rebuild rebuild, const SnapkvScores& scores)
-      : PromptSelection(std::move(options), rebuild, scores.window),
-        scores_(scores),
-        floor_(given().threshold("floor")) {
-    if (floor_ > 1.0) {
-      given().fail("floor");
-    }
-  }
+      : SnapkvSelection(std::move(options), rebuild, scores), floor_(parse_floor(given())) {}
 
-  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
-    return {.newest_prompt_rows = scores_.window};
-  }
-  [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
-                                                     const LayerVectors& /*vectors*/) const override {
-    return scores_.scorer(info);
-  }
-
-  /// c_h of the H·B largest scores lie in head h; n_h = round(c_h (1 - f) + ⌊B f⌋), half to even.
+  /// c_h of the H·B largest scores lie in head h: it keeps head_budget(c_h) and the window.
   [[nodiscard]] std::vector<Index> kept_by_lane(const SequenceInfo& info, Index layer, Index budget,
                                                 const TokenScores& scores) const override {
     const Index middle = budget - window();
@@ -62,18 +70,15 @@ class Adakv final : public PromptSelection {
     if (middle > candidates) {
       return PromptSelection::kept_by_lane(info, layer, budget, scores);
     }
-    const double floor = std::floor(static_cast<double>(middle) * floor_);
     std::vector<Index> kept;
     for (const Index count : largest_by_lane(scores, candidates, info.kv_heads * middle)) {
-      const double share = static_cast<double>(count) * (1.0 - floor_) + floor;
-      kept.push_back(window() + std::min(candidates, static_cast<Index>(std::nearbyint(share))));
+      kept.push_back(window() + std::min(candidates, head_budget(count, middle, floor_)));
     }
     return kept;
   }
 
  private:
-  SnapkvScores scores_;
-  double floor_;
+  Fraction floor_;
 };
 
 constexpr auto kOptions = concatenate(
@@ -82,7 +87,7 @@ constexpr auto kOptions = concatenate(
                window_option("32")},
     pooling_options("7", "max"),
     std::array{
-        OptionInfo{"floor", "0.2", "a number from 0 to 1", "f: share of the budget that every head has"}});
+        OptionInfo{"floor", "0.2", "a share from 0 to 1", "f: share of the budget that every head has"}});
 
 std::shared_ptr<const Policy> make(Options options) {
   SnapkvScores scores = parse_snapkv_scores(options);
@@ -98,11 +103,9 @@ const PolicyInfo kAdakv = {
     "SnapKV with budgets that heads share: heads that look at much keep more",
     "Ada-KV, arXiv 2407.11550; FFY0/AdaKV adaptive_snapkv snapkv_utils.py",
     "Prefill only: decoding evicts nothing. Exact: the H·B largest scores of a layer's KV heads together say "
-    "how "
-    "much each head keeps, above a floor; groups are reduced before pooling. Rounding may give a layer some "
-    "tokens more or less than H·B, as in the original; a matched budget matches H·B. Its option to weigh "
-    "heads "
-    "and its skipped layers are left out. Needs the last w prompt rows.",
+    "how much each head keeps, above a floor; groups are reduced before pooling. Rounding may give a layer "
+    "some tokens more or less than H·B, as in the original; a matched budget matches H·B. Its option to "
+    "weigh heads and its skipped layers are left out. Needs the last w prompt rows.",
     kOptions,
     make};
 

@@ -1,22 +1,18 @@
 #include "reference/budgeted_policy.hpp"
 
-#include <algorithm>
-
 #include "reference/shared_options.hpp"
 
 namespace hae::reference {
 
-LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents,
-                         Index least) {
+LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents) {
   const Index tokens = budget.of(residents);
   const Index window = info.masks[at(layer)].window;
-  const Index most = std::max(window, least);
-  if (window == 0 || tokens <= most) {
+  if (window == 0 || tokens <= window) {
     return {tokens, std::nullopt};
   }
-  return {most, "layer " + std::to_string(layer) + ": the budget of " + std::to_string(tokens) +
-                    " tokens exceeds the layer's window of " + std::to_string(window) + "; capped at " +
-                    std::to_string(most)};
+  return {tokens, "layer " + std::to_string(layer) + ": the budget of " + std::to_string(tokens) +
+                      " tokens exceeds the layer's window of " + std::to_string(window) +
+                      "; what is older receives no attention"};
 }
 
 BudgetedPolicy::BudgetedPolicy(Options options, Rebuild rebuild)

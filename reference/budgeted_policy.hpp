@@ -11,17 +11,16 @@
 
 namespace hae::reference {
 
-/// A budget as one layer can use it.
+/// A budget in one layer.
 struct LayerBudget {
   Index tokens = 0;
-  std::optional<std::string> warning;  ///< says that the layer's window bounds it
+  std::optional<std::string> warning;  ///< says that it exceeds the layer's window
 };
 
-/// A budget that was written as a count or a share, in a layer whose lanes hold `residents` tokens. A layer
-/// with a window of W tokens has no use for more than W, because what is older receives no attention: there
-/// it is capped at W, though never below `least` tokens.
-LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents,
-                         Index least = 0);
+/// A budget that was written as a count or a share, in a layer whose lanes hold `residents` tokens. It is
+/// taken as written also where a window of W tokens is smaller, with a warning: what is older receives no
+/// attention.
+LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents);
 
 /// What every policy with options is: its spec, and a `budget` that a count may replace where it has one and
 /// was given none.
@@ -49,9 +48,8 @@ class BudgetedPolicy : public Policy {
   void require_budget() const;
 
   /// layer_budget() of the budget, which must be there.
-  [[nodiscard]] LayerBudget budget_in(const SequenceInfo& info, Index layer, Index residents,
-                                      Index least = 0) const {
-    return layer_budget(info, layer, budget_.value(), residents, least);
+  [[nodiscard]] LayerBudget budget_in(const SequenceInfo& info, Index layer, Index residents) const {
+    return layer_budget(info, layer, budget_.value(), residents);
   }
 
  private:

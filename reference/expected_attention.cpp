@@ -151,11 +151,9 @@ const PolicyInfo kExpectedAttention = {
     "Expected Attention, arXiv 2510.00636; NVIDIA/kvpress expected_attention_press.py",
     "Prefill only: decoding evicts nothing. Exact but for ties and rounding: Gaussian moments of the queries "
     "before rotary embedding, turned by the mean rotation of the positions to come; softmax over the tokens "
-    "after "
-    "the sinks, the mean of the group, times the length of the value. Expected probabilities below 2^-149 of "
-    "the "
-    "largest count as 0. Needs queries before rotary embedding (hae record --unrotated), keys and values; no "
-    "attention.",
+    "after the sinks, the mean of the group, times the length of the value. Expected probabilities below "
+    "2^-149 of the largest count as 0. Needs queries before rotary embedding (hae record --unrotated), keys "
+    "and values; no attention.",
     kOptions,
     make};
 

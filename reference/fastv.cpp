@@ -54,8 +54,9 @@ class FastV final : public BudgetedPolicy {
 
   /// Of so many visual tokens, how many stay.
   [[nodiscard]] Index kept(Index tokens) const {
-    if (rounds_ && keep_.share()) {
-      return static_cast<Index>(std::nearbyint(*keep_.share() * static_cast<double>(tokens)));
+    if (const std::optional<Fraction> share = keep_.share(); rounds_ && share) {
+      const double whole = static_cast<double>(share->numerator) * static_cast<double>(tokens);
+      return static_cast<Index>(std::nearbyint(whole / static_cast<double>(share->denominator)));
     }
     return std::min(tokens, keep_.of(tokens));
   }

@@ -74,8 +74,7 @@ const PolicyInfo kGreedy = {"greedy",
                             "evicts the lowest cumulative attention after every step",
                             "HAE, arXiv 2602.02197, Corollary 2.1: the eviction that DDES is compared with",
                             "Online. The paper does not say which scores its greedy eviction uses; here they "
-                            "are those of DDES, so that only the "
-                            "bin differs. Needs all prompt rows.",
+                            "are those of DDES, so that only the bin differs. Needs all prompt rows.",
                             kOptions,
                             make};
 

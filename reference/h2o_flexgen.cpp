@@ -41,12 +41,10 @@ const PolicyInfo kH2oFlexgen = {
     "H2O as FlexGen runs it: evicts the least attended token that is not among the newest k",
     "H2O, arXiv 2306.14048; the variant of the official h2o_flexgen (pytorch_backend.py)",
     "Online. Exact where budget = 2k - 1 with k = recent: the k largest prefill sums outside the newest k - "
-    "1 "
-    "stay, then each step adds its row, the new token's own share included, and evicts the lowest sum "
-    "outside "
-    "the newest k. Other budgets and other values of recent are our generalisation: the prefill protects one "
-    "token fewer than a step. Heads of a group are averaged; the original has one KV head a query head. Ties "
-    "go to the older token. Needs all prompt rows.",
+    "1 stay, then each step adds its row, the new token's own share included, and evicts the lowest sum "
+    "outside the newest k. Other budgets and other values of recent are our generalisation: the prefill "
+    "protects one token fewer than a step. Heads of a group are averaged; the original has one KV head a "
+    "query head. Ties go to the older token. Needs all prompt rows.",
     kOptions,
     make};
 

@@ -140,14 +140,11 @@ const PolicyInfo kH2oHistory = {
     "H2O by mean attention: over all rows since the token came, or over the last m",
     "H2O, arXiv 2306.14048; the variant of cold-compress (cache.py, KVCacheHeavyHitter)",
     "Online. Scores are exact: a prompt token's history begins with its prefill sum over the rows that saw "
-    "it, "
-    "(sum_i A)/(P - j); each step adds one value, the token's own row included. The original protects by a "
-    "score of 1, here protected tokens leave the ranking, and it evicts before a token joins, here after: a "
-    "row sees budget + 1 tokens, the newest included in `recent`. With indicator, n is the number of tokens "
-    "up "
-    "to the query in the prefill and in the lane while decoding. Ties go to the older token. Needs all "
-    "prompt "
-    "rows.",
+    "it, (sum_i A)/(P - j); each step adds one value, the token's own row included. The original protects by "
+    "a score of 1, here protected tokens leave the ranking, and it evicts before a token joins, here after: "
+    "a row sees budget + 1 tokens, the newest included in `recent`. With indicator, n is the number of "
+    "tokens up to the query in the prefill and in the lane while decoding. Ties go to the older token. Needs "
+    "all prompt rows.",
     kOptions,
     make};
 

@@ -55,8 +55,7 @@ const PolicyInfo kH2oObservedMean = {
     "Prefill only: decoding evicts nothing. Exact but for ties and rounding in float32: sums by query head, "
     "divided by the rows from the token on, then the mean of the group. No token is protected. The divisor "
     "counts rows as if no window hid them. kvpress's counts int(N (1 - ratio)) are a budget as a share here, "
-    "an "
-    "exact decimal. Needs all prompt rows.",
+    "an exact decimal. Needs all prompt rows.",
     kOptions,
     make};
 

@@ -144,7 +144,7 @@ class OvBlock final : public BudgetedPolicy {
 
   /// In whole blocks.
   [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    LayerBudget fitted = budget_in(info, layer, info.prompt, protects());
+    LayerBudget fitted = budget_in(info, layer, info.prompt);
     fitted.tokens = whole_blocks(fitted.tokens);
     return fitted;
   }
@@ -223,8 +223,7 @@ std::unique_ptr<Run> OvBlock::begin(const SequenceInfo& info) const {
 
 std::optional<LaneSizes> OvBlock::sizes(const SequenceInfo& info, Index layer, Index budget,
                                         Index residents) const {
-  const Index tokens =
-      whole_blocks(layer_budget(info, layer, Amount::of_tokens(budget), residents, protects()).tokens);
+  const Index tokens = whole_blocks(layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens);
   if (protects() > tokens) {
     return std::nullopt;
   }
@@ -255,13 +254,10 @@ const PolicyInfo kH2oOvBlock = {
     "H2O, arXiv 2306.14048; the variant of openvino.genai (cache_eviction.cpp)",
     "Online. Heads of a layer are summed, each row is max-pooled forward over the tokens in the cache, the "
     "prompt gives its last `window` rows, and the lowest (score, index) block between the sinks and the "
-    "newest "
-    "blocks goes as a whole: a block's score, which the log shows for each of its tokens, is the sum of "
-    "theirs. "
-    "Blocks are counted, the one being filled too, so a lane holds from budget - block + 1 to budget tokens. "
-    "Our reading: pooling runs over residents, not over positions; norm_sum divides by the counted rows "
-    "since "
-    "the token came. Needs the last window prompt rows.",
+    "newest blocks goes as a whole: a block's score, which the log shows for each of its tokens, is the sum "
+    "of theirs. Blocks are counted, the one being filled too, so a lane holds from budget - block + 1 to "
+    "budget tokens. Our reading: pooling runs over residents, not over positions; norm_sum divides by the "
+    "counted rows since the token came. Needs the last window prompt rows.",
     kOptions,
     make};
 

@@ -53,8 +53,7 @@ const PolicyInfo kH2oPrefillWindow = {
     "H2O, arXiv 2306.14048, as Zefan-Cai/KVCache-Factory runs it: H2OKVCluster in pyramidkv_utils.py",
     "Prefill only: decoding evicts nothing, which H2O itself does. Exact: sums over all prompt rows by query "
     "head, then the group; the best budget - w and the last w stay. It is SnapKV with all rows and no "
-    "pooling. "
-    "Sums favour old tokens, which more rows can see. Needs all prompt rows.",
+    "pooling. Sums favour old tokens, which more rows can see. Needs all prompt rows.",
     kOptions,
     make};
 

@@ -52,10 +52,8 @@ const PolicyInfo kHae = {
     "decoding (DDES)",
     "HAE, arXiv 2602.02197: Eq. (1)-(3) for DAP; Fig. 1, Def. 2 and Eq. (4)-(5) for DDES",
     "Online. Written from the paper, which has no public code; where it is ambiguous the default is our "
-    "reading and the "
-    "others are options (reference/README.md). dap=mass and score=mean are ours. Needs all prompt rows; with "
-    "ddes=none "
-    "only those of prompt text.",
+    "reading and the others are options (reference/README.md). dap=mass and score=mean are ours. Needs all "
+    "prompt rows; with ddes=none only those of prompt text.",
     kOptions,
     make};
 

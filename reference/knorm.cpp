@@ -27,9 +27,8 @@ const PolicyInfo kKnorm = {
     "keeps the keys of lowest norm",
     "L2 norm of keys, arXiv 2406.11430; NVIDIA/kvpress knorm_press.py",
     "Prefill only: decoding evicts nothing. Exact but for ties and rounding in float32. The lowest norms "
-    "stay: "
-    "a code that evicts them is the opposite. l2compress itself starts at 2048 tokens and leaves some layers "
-    "out. Needs keys, no attention.",
+    "stay: a code that evicts them is the opposite. l2compress itself starts at 2048 tokens and leaves some "
+    "layers out. Needs keys, no attention.",
     kOptions,
     make};
 

@@ -122,11 +122,9 @@ const PolicyInfo kLookm = {
     "Prefill only: decoding evicts nothing. Text never goes, so a lane may hold more than the budget: "
     "max(budget - recent, old text) + recent. Sums over all prompt rows by query head, then the mean of the "
     "group. An evicted key and value go into those of the kept key of highest cosine in their KV head, of "
-    "equal "
-    "ones the newest: averaged, weighted by the cosine, or halfway first (pivot). Keys merge after rotary "
-    "embedding, as in the original. A run that merges is measured by its output errors alone. Needs all "
-    "prompt "
-    "rows; to merge, keys and values.",
+    "equal ones the newest: averaged, weighted by the cosine, or halfway first (pivot). Keys merge after "
+    "rotary embedding, as in the original. A run that merges is measured by its output errors alone. Needs "
+    "all prompt rows; to merge, keys and values.",
     kOptions,
     make};
 

@@ -107,11 +107,11 @@ const PolicyInfo kMustDrop = {
     "mustdrop",
     "drops visual tokens below two thresholds at some layers of the prefill, then from every layer's cache",
     "MustDrop, arXiv 2411.10803: its dual attention filter and its decoding stage",
-    "Prefill only, online: layers after the deciding one never see a dropped token, the others lose it "
-    "when the prefill is over. Left out is the vision encoder's stage, which a decoder's trace does not "
-    "hold: nothing is merged there and no set of key tokens is spared. Any number of pictures makes one "
-    "sum. May drop nothing, or all, which is warned of. A short model has fewer deciding layers: a warning "
-    "says which, layers= chooses others. Needs the prompt's text rows of the deciding layers.",
+    "Prefill only, online: layers after the deciding one never see a dropped token, the others lose it when "
+    "the prefill is over. Left out is the vision encoder's stage, which a decoder's trace does not hold: "
+    "nothing is merged there and no set of key tokens is spared. Any number of pictures makes one sum. May "
+    "drop nothing, or all, which is warned of. A short model has fewer deciding layers: a warning says "
+    "which, layers= chooses others. Needs the prompt's text rows of the deciding layers.",
     kOptions,
     make};
 

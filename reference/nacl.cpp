@@ -69,13 +69,13 @@ class Nacl final : public BudgetedPolicy {
 
   [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
                                                Index residents) const override {
-    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents, least()).tokens;
+    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
     return drawn(tokens) ? std::optional(sizes_that_grow(std::min(tokens, residents), info.steps()))
                          : std::nullopt;
   }
 
   [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    return budget_in(info, layer, info.prompt, least());
+    return budget_in(info, layer, info.prompt);
   }
 
   /// m2; none if protected and drawn tokens exceed the budget.
@@ -93,10 +93,6 @@ class Nacl final : public BudgetedPolicy {
   [[nodiscard]] const NaclOptions& nacl() const { return nacl_; }
 
  private:
-  [[nodiscard]] Index least() const {
-    return nacl_.sinks + nacl_.recent + (nacl_.drawn ? nacl_.drawn->tokens().value_or(0) : 0);
-  }
-
   NaclOptions nacl_;
 };
 
@@ -206,8 +202,7 @@ const PolicyInfo kNacl = {
     "Prefill only: decoding adds tokens. Exact: sinks, recent tokens, the largest proxy sums, then m2 of the "
     "rest drawn without replacement with probability softmax(S/T). Draws are ours: one fixed number a (seed, "
     "layer, lane, token), largest S/T + Gumbel first, which is the same distribution; report several seeds. "
-    "The "
-    "log shows that number, or the sum with random=0. Proxies are causal rows of the trace, where the "
+    "The log shows that number, or the sum with random=0. Proxies are causal rows of the trace, where the "
     "official code, by our reading, drops the mask among them; prefix and edge proxies are not here, since "
     "causal rows at the start say nothing of later keys. The defaults of proxies and random are ours. Needs "
     "the last q prompt rows.",

@@ -117,7 +117,7 @@ std::optional<Limits> OnlinePolicy::limits(Index budget) const {
 
 std::optional<LaneSizes> OnlinePolicy::sizes(const SequenceInfo& info, Index layer, Index budget,
                                              Index residents) const {
-  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents, least()).tokens;
+  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
   return limits(tokens) ? std::optional(sizes_at_budget(tokens, residents, info.steps())) : std::nullopt;
 }
 

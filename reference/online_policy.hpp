@@ -52,13 +52,10 @@ class OnlinePolicy final : public BudgetedPolicy {
   [[nodiscard]] std::optional<Limits> limits(Index budget) const;
 
   [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    return budget_in(info, layer, info.prompt, least());
+    return budget_in(info, layer, info.prompt);
   }
 
  private:
-  /// Tokens that the smallest budget protects.
-  [[nodiscard]] Index least() const { return config_.sinks + config_.recent(1); }
-
   Config config_;
 };
 

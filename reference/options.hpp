@@ -19,6 +19,12 @@ struct OptionInfo {
   std::string_view meaning;
 };
 
+/// A share as it was written: 0.15 is 15/100.
+struct Fraction {
+  Index numerator = 0;
+  Index denominator = 1;
+};
+
 /// A number of tokens, or a share of a number of tokens kept as an exact decimal: 15 % of 100 is 15,
 /// never 14.
 class Amount {
@@ -36,11 +42,9 @@ class Amount {
     return denominator_ == 0 ? std::optional(numerator_) : std::nullopt;
   }
 
-  /// The nearest double of a share; none for a number of tokens.
-  [[nodiscard]] std::optional<double> share() const {
-    return denominator_ == 0
-               ? std::nullopt
-               : std::optional(static_cast<double>(numerator_) / static_cast<double>(denominator_));
+  /// The share; none for a number of tokens.
+  [[nodiscard]] std::optional<Fraction> share() const {
+    return denominator_ == 0 ? std::nullopt : std::optional(Fraction{numerator_, denominator_});
   }
 
   /// The number, or the share of `whole`: rounded down, at least 1.

@@ -88,7 +88,7 @@ std::unique_ptr<Run> PromptSelection::begin(const SequenceInfo& info) const {
 }
 
 LayerBudget PromptSelection::fitted(const SequenceInfo& info, Index layer) const {
-  LayerBudget budget = budget_in(info, layer, info.prompt, sinks_ + window_);
+  LayerBudget budget = budget_in(info, layer, info.prompt);
   if (sinks_ + window_ > budget.tokens) {
     throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
                       std::to_string(layer) + ": sinks + window = " + std::to_string(sinks_ + window_) +
@@ -100,8 +100,7 @@ LayerBudget PromptSelection::fitted(const SequenceInfo& info, Index layer) const
 
 std::optional<LaneSizes> PromptSelection::sizes(const SequenceInfo& info, Index layer, Index budget,
                                                 Index residents) const {
-  const Index tokens =
-      layer_budget(info, layer, Amount::of_tokens(budget), residents, sinks_ + window_).tokens;
+  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
   return sinks_ + window_ > tokens ? std::nullopt
                                    : std::optional(sizes_that_grow(kept(info, layer, tokens), info.steps()));
 }

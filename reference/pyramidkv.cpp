@@ -23,20 +23,11 @@ Index pyramid(Index b, Index beta, Index layer, Index layers, Index tokens, Inde
   return most - layer * ((most - least) / (layers - 1));
 }
 
-class Pyramidkv final : public PromptSelection {
+class Pyramidkv final : public SnapkvSelection {
  public:
   Pyramidkv(Options options, Rebuild rebuild, const SnapkvScores& scores)
-      : PromptSelection(std::move(options), rebuild, scores.window),
-        scores_(scores),
-        beta_(given().count("beta", 1)) {}
+      : SnapkvSelection(std::move(options), rebuild, scores), beta_(given().count("beta", 1)) {}
 
-  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
-    return {.newest_prompt_rows = scores_.window};
-  }
-  [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
-                                                     const LayerVectors& /*vectors*/) const override {
-    return scores_.scorer(info);
-  }
   [[nodiscard]] Index kept(const SequenceInfo& info, Index layer, Index budget) const override {
     if (info.prompt < budget) {
       return info.prompt;
@@ -46,7 +37,6 @@ class Pyramidkv final : public PromptSelection {
   }
 
  private:
-  SnapkvScores scores_;
   Index beta_;
 };
 
@@ -70,11 +60,9 @@ const PolicyInfo kPyramidkv = {
     "SnapKV with larger budgets in lower layers",
     "PyramidKV, arXiv 2406.02069; Zefan-Cai/PyramidKV pyramidkv_utils.py",
     "Prefill only: decoding evicts nothing. Exact: budgets fall from layer to layer by a whole number of "
-    "tokens. "
-    "That rounding gives more than the promised layers x budget, by up to 15 % for small ones: compare its "
-    "tokens and bytes, or match them. A budget above N/2 + w is the same for all layers, and one above N "
-    "evicts "
-    "nothing. Needs the last w prompt rows.",
+    "tokens. That rounding gives more than the promised layers x budget, by up to 15 % for small ones: "
+    "compare its tokens and bytes, or match them. A budget above N/2 + w is the same for all layers, and one "
+    "above N evicts nothing. Needs the last w prompt rows.",
     kOptions,
     make};
 

@@ -126,13 +126,13 @@ std::uint64_t random_priority(std::uint64_t seed, Index layer, Index lane, Index
   return mix(mix(mix(mix(seed) ^ bits(layer)) ^ bits(lane)) ^ bits(token));
 }
 
-const PolicyInfo kRandom = {"random",
-                            "evicts in a fixed random order",
-                            "a control",
-                            "Online. Every (layer, lane, token) has one priority, so the kept set is a "
-                            "uniform sample. No token is protected. Report "
-                            "several seeds. Needs no attention.",
-                            kOptions,
-                            make};
+const PolicyInfo kRandom = {
+    "random",
+    "evicts in a fixed random order",
+    "a control",
+    "Online. Every (layer, lane, token) has one priority, so the kept set is a uniform sample. No token is "
+    "protected. Report several seeds. Needs no attention.",
+    kOptions,
+    make};
 
 }  // namespace hae::reference

@@ -123,13 +123,10 @@ const PolicyInfo kScissorhands = {
     "evicts by attention of recent forwards, which fades",
     "Scissorhands, arXiv 2305.17118; the form of KVCache-Factory (scissorhands.py)",
     "Online. Importance, protection and selection are as stated there; when it runs is our reading: once "
-    "after "
-    "the prefill with its last window rows, then after every step with the step's row. The defaults of "
-    "window "
-    "and decay are ours. select=sample draws without replacement, one fixed draw a (seed, layer, lane, "
-    "token); "
-    "report several seeds. The official code has no budget and lets keys come back: a mask, not an eviction, "
-    "so it is not here. Ties go to the older token. Needs the last window prompt rows.",
+    "after the prefill with its last window rows, then after every step with the step's row. The defaults of "
+    "window and decay are ours. select=sample draws without replacement, one fixed draw a (seed, layer, "
+    "lane, token); report several seeds. The official code has no budget and lets keys come back: a mask, "
+    "not an eviction, so it is not here. Ties go to the older token. Needs the last window prompt rows.",
     kOptions,
     make};
 

@@ -101,8 +101,7 @@ std::unique_ptr<Run> ScorePolicy::begin(const SequenceInfo& info) const {
 
 std::optional<LaneSizes> ScorePolicy::sizes(const SequenceInfo& info, Index layer, Index budget,
                                             Index residents) const {
-  const Index tokens =
-      layer_budget(info, layer, Amount::of_tokens(budget), residents, config_.sinks + 1).tokens;
+  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
   const Limits limits = config_.rule->limits(config_.sinks, tokens);
   if (limits.sinks + limits.recent > tokens) {
     return std::nullopt;

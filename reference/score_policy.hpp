@@ -53,8 +53,7 @@ class ScorePolicy final : public BudgetedPolicy {
 
   /// l in a layer whose lanes hold `residents` tokens after the pruning.
   [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer, Index residents) const {
-    return budget() ? budget_in(info, layer, residents, config_.sinks + 1)
-                    : LayerBudget{residents, std::nullopt};
+    return budget() ? budget_in(info, layer, residents) : LayerBudget{residents, std::nullopt};
   }
 
  private:

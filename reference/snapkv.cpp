@@ -4,29 +4,12 @@
 namespace hae::reference {
 namespace {
 
-class Snapkv final : public PromptSelection {
- public:
-  Snapkv(Options options, Rebuild rebuild, const SnapkvScores& scores)
-      : PromptSelection(std::move(options), rebuild, scores.window), scores_(scores) {}
-
-  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
-    return {.newest_prompt_rows = scores_.window};
-  }
-  [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
-                                                     const LayerVectors& /*vectors*/) const override {
-    return scores_.scorer(info);
-  }
-
- private:
-  SnapkvScores scores_;
-};
-
 constexpr auto kOptions =
     concatenate(std::array{kRequiredBudgetOption, window_option("32")}, pooling_options("5", "mean"));
 
 std::shared_ptr<const Policy> make(Options options) {
   const SnapkvScores scores = parse_snapkv_scores(options);
-  return std::make_shared<Snapkv>(std::move(options), make, scores);
+  return std::make_shared<SnapkvSelection>(std::move(options), make, scores);
 }
 
 constexpr std::array kKvpressOptions = {
@@ -41,7 +24,7 @@ std::shared_ptr<const Policy> make_kvpress(Options options) {
     options.fail("kernel");
   }
   scores.is_mean = true;
-  return std::make_shared<Snapkv>(std::move(options), make_kvpress, scores);
+  return std::make_shared<SnapkvSelection>(std::move(options), make_kvpress, scores);
 }
 
 }  // namespace
@@ -53,10 +36,9 @@ const PolicyInfo kSnapkv = {
     "Prefill only: decoding evicts nothing. Exact: sums over the last w rows, pooled with stride 1 over the "
     "tokens before them (mean: divisor kernel, zeros outside), the best budget - w and the last w stay; "
     "nothing goes when the prompt is shorter than the budget. The original has one KV head a query head; "
-    "with "
-    "groups, each query head is pooled and then the group reduced, which for pool=max is not the other "
-    "order. "
-    "Defaults are those of its model hook but for the budget (theirs: 2048). Needs the last w prompt rows.",
+    "with groups, each query head is pooled and then the group reduced, which for pool=max is not the other "
+    "order. Defaults are those of its model hook but for the budget (theirs: 2048). Needs the last w prompt "
+    "rows.",
     kOptions,
     make};
 
@@ -67,8 +49,7 @@ const PolicyInfo kSnapkvKvpress = {
     "Prefill only: decoding evicts nothing. Exact but for ties and for rounding in float32: means over the "
     "last w rows, mean-pooled by query head, then the mean of the group. kvpress keeps the w newest by a "
     "sentinel score, here they leave the ranking. Its counts int(N (1 - ratio)) are a budget as a share "
-    "here, "
-    "an exact decimal. Needs the last w prompt rows.",
+    "here, an exact decimal. Needs the last w prompt rows.",
     kKvpressOptions,
     make_kvpress};
 

@@ -21,6 +21,24 @@ struct SnapkvScores {
   [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info) const;
 };
 
+/// A policy that decides by these scores.
+class SnapkvSelection : public PromptSelection {
+ public:
+  SnapkvSelection(Options options, Rebuild rebuild, const SnapkvScores& scores)
+      : PromptSelection(std::move(options), rebuild, scores.window), scores_(scores) {}
+
+  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
+    return {.newest_prompt_rows = scores_.window};
+  }
+  [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
+                                                     const LayerVectors& /*vectors*/) const override {
+    return scores_.scorer(info);
+  }
+
+ private:
+  SnapkvScores scores_;
+};
+
 /// `kernel` and `pool` of an option table, and `group`.
 constexpr auto pooling_options(std::string_view kernel, std::string_view pool) {
   return std::array{

@@ -92,9 +92,8 @@ class SparseVlmRun final : public VisualPruningRun {
         choose_raters(attention_);
       }
       if (!visual_.empty() && !text_.empty() && raters_.empty()) {
-        decision.warnings.push_back(
-            "sparsevlm: no text token is above the mean, so none rates the visual tokens "
-            "and all are kept");
+        decision.warnings.emplace_back(
+            "sparsevlm: no text token is above the mean, so none rates the visual tokens and all are kept");
       }
     }
     return decision;
@@ -226,8 +225,8 @@ const PolicyInfo kSparseVlm = {
     "published tables of versions 1 and 2; both leave at least one candidate out at every layer. Left out: "
     "version 1's recycling of pruned tokens, which merges; version 2's division by rotary logits and its "
     "choice of 14 heads. Counts are for LLaVA's 576 visual tokens; with fewer, give keep as shares. Any "
-    "number of pictures makes one ranking. Needs the prompt's text rows of layer 0 (raters=attention) and "
-    "of the deciding layers.",
+    "number of pictures makes one ranking. Needs the prompt's text rows of layer 0 (raters=attention) and of "
+    "the deciding layers.",
     kOptions,
     make};
 

@@ -44,13 +44,10 @@ const PolicyInfo kStreaming = {
     "StreamingLLM: keeps the first tokens and the newest ones",
     "StreamingLLM, arXiv 2309.17453; the official streaming_llm/kv_cache.py",
     "Online. The tokens are exact: the first s and the last r stay when there are more; it evicts what "
-    "window "
-    "evicts, with the same code. The original makes room before a token joins, so its rows see s + r tokens "
-    "and "
-    "here, as of every policy, one more: its r is r - 1 here. Attention is an analogue: the original gives "
-    "keys "
-    "the positions of their places in the cache (positions=cache), which would need queries and keys before "
-    "rotary embedding, so that is refused. Needs no attention.",
+    "window evicts, with the same code. The original makes room before a token joins, so its rows see s + r "
+    "tokens and here, as of every policy, one more: its r is r - 1 here. Attention is an analogue: the "
+    "original gives keys the positions of their places in the cache (positions=cache), which would need "
+    "queries and keys before rotary embedding, so that is refused. Needs no attention.",
     kOptions,
     make};
 

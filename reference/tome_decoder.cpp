@@ -172,13 +172,10 @@ const PolicyInfo kTomeDecoder = {
     "merges visual tokens with similar keys, once, after the first layer",
     "ToMe, arXiv 2210.09461",
     "An analogue. ToMe merges tokens inside the vision encoder, which changes the model's input; a recording "
-    "of "
-    "the decoder can only show the same matching there: after layer 0, by the cosine of its keys (means over "
-    "KV "
-    "heads), alternate tokens match, and the best pairs merge in all layers, layer 0's cache and the others "
-    "within their prefill, by a size-weighted mean; ln size is added to a merged key's logit. Measured by "
-    "its "
-    "output errors alone. Decoding evicts nothing. Needs keys and values, no attention.",
+    "of the decoder can only show the same matching there: after layer 0, by the cosine of its keys (means "
+    "over KV heads), alternate tokens match, and the best pairs merge in all layers, layer 0's cache and the "
+    "others within their prefill, by a size-weighted mean; ln size is added to a merged key's logit. "
+    "Measured by its output errors alone. Decoding evicts nothing. Needs keys and values, no attention.",
     kOptions,
     make};
 

@@ -44,15 +44,14 @@ std::shared_ptr<const Policy> make(Options options) {
 
 }  // namespace
 
-const PolicyInfo kTova = {
-    "tova",
-    "keeps the tokens that the newest row attends to most",
-    "TOVA, arXiv 2401.06104; the official src/tova_cache.py",
-    "Online. Exact: after each forward the tokens of largest mean attention over all heads in the newest row "
-    "stay, the same ones in every head; no token is protected, so the newest may go. Ties go to the older "
-    "token. kvpress's variant, which prunes once and forces the newest token to stay, is not here. Needs the "
-    "last prompt row.",
-    kOptions,
-    make};
+const PolicyInfo kTova = {"tova",
+                          "keeps the tokens that the newest row attends to most",
+                          "TOVA, arXiv 2401.06104; the official src/tova_cache.py",
+                          "Online. Exact: after each forward the tokens of largest mean attention over all "
+                          "heads in the newest row stay, the same ones in every head; no token is protected, "
+                          "so the newest may go. Ties go to the older token. kvpress's variant, which prunes "
+                          "once and forces the newest token to stay, is not here. Needs the last prompt row.",
+                          kOptions,
+                          make};
 
 }  // namespace hae::reference

@@ -55,15 +55,14 @@ class Window final : public BudgetedPolicy {
 
   [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
                                                Index residents) const override {
-    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents, sinks_ + 1).tokens;
+    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
     return tokens < sinks_ ? std::nullopt : std::optional(sizes_at_budget(tokens, residents, info.steps()));
   }
 
   /// Sinks and newest tokens that stay in a layer.
   [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    LayerBudget total =
-        recent_ ? layer_budget(info, layer, Amount::of_tokens(sinks_ + *recent_), info.prompt, sinks_ + 1)
-                : budget_in(info, layer, info.prompt, sinks_ + 1);
+    LayerBudget total = recent_ ? layer_budget(info, layer, Amount::of_tokens(sinks_ + *recent_), info.prompt)
+                                : budget_in(info, layer, info.prompt);
     if (total.tokens < sinks_) {
       throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
                         std::to_string(layer) + ": sinks = " + std::to_string(sinks_) +

@@ -1,6 +1,7 @@
 #include "sim/logged_policy.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -30,6 +31,14 @@ class LogCheck {
       check_place(entry.layer, entry.lane, entry.token, info_.steps());
       check_mark(entry.token, entry.since, info_.steps());
     }
+    for (std::size_t i = 0; i < run_.log.entries.size(); ++i) {
+      const LogEntry& entry = run_.log.entries[i];
+      if (entry.merge) {
+        place_ = "entry " + std::to_string(i) + " (layer " + std::to_string(entry.layer) + ", token " +
+                 std::to_string(entry.token) + ")";
+        check_merge(entry);
+      }
+    }
     const Index lanes = lane_count(info_, run_.lanes);
     for (const auto& [place, count] : within_) {
       place_ = "token " + std::to_string(place.second) + " of layer " + std::to_string(place.first);
@@ -50,9 +59,8 @@ class LogCheck {
     expect(entry.step >= 0 && entry.step <= info_.steps(),
            "names a step that does not exist, expected 0 .. " + std::to_string(info_.steps()));
     check_place(entry.layer, entry.lane, entry.token, entry.step);
-    if (entry.merge) {
-      expect(entry.step == 0 && entry.merge->into >= 0 && entry.merge->into < info_.prompt,
-             "is merged, expected in step 0 and into a prompt token");
+    if (entry.step == 0) {
+      left_in_prefill_.emplace(entry.layer, entry.lane, entry.token);
     }
     if (entry.within) {
       expect(entry.step == 0 && entry.layer > 0, "acts within a prefill, expected step 0 of a layer above 0");
@@ -61,6 +69,20 @@ class LogCheck {
     if (entry.pending_since) {
       check_mark(entry.token, *entry.pending_since, entry.step);
     }
+  }
+
+  void check_merge(const LogEntry& entry) {
+    const Merge& merge = *entry.merge;
+    expect(entry.step == 0 && merge.into >= 0 && merge.into < info_.prompt,
+           "is merged, expected in step 0 and into a prompt token");
+    expect(!left_in_prefill_.contains({entry.layer, entry.lane, merge.into}),
+           "is merged into token " + std::to_string(merge.into) + ", which leaves itself");
+    expect(std::isfinite(merge.kept_weight) && std::isfinite(merge.weight) && std::isfinite(merge.size) &&
+               merge.size > 0.0,
+           "is merged with weights that are not finite, or a size that is not above 0");
+    const auto [first, is_first] = merges_.try_emplace({entry.layer, entry.lane, merge.into}, merge);
+    expect(first->second.kept_weight == merge.kept_weight && first->second.size == merge.size,
+           "gives the token that it is merged into another weight or size than an entry before");
   }
 
   void check_place(Index layer, Index lane, Index token, Index step) {
@@ -85,8 +107,10 @@ class LogCheck {
   const LoggedRun& run_;
   const SequenceInfo& info_;
   std::string place_;
-  std::set<std::tuple<Index, Index, Index>> gone_;   ///< (layer, lane, token)
-  std::map<std::pair<Index, Index>, Index> within_;  ///< (layer, token) -> lanes
+  std::set<std::tuple<Index, Index, Index>> gone_;             ///< (layer, lane, token)
+  std::set<std::tuple<Index, Index, Index>> left_in_prefill_;  ///< (layer, lane, token)
+  std::map<std::tuple<Index, Index, Index>, Merge> merges_;    ///< (layer, lane, token that stays)
+  std::map<std::pair<Index, Index>, Index> within_;            ///< (layer, token) -> lanes
 };
 
 /// What one layer does in one decode step.

@@ -1,7 +1,7 @@
-"""Runs that merge what they evict against the oracle: where tokens go, and what a row's output becomes.
+"""Runs that merge what they evict against the oracle: where tokens go, what a row's output becomes.
 
 The oracle forms keys, values and outputs in double. The engine rounds merged vectors and a row's
-weights to float32, a relative error of a few 2^-24 each; TOLERANCE is 64 of them, of a value's length.
+weights to float32, a relative error of a few 2^-24 each; TOLERANCE is 64 of them.
 """
 
 import sys
@@ -117,25 +117,27 @@ def mean_of_groups(vectors, members):
     return result
 
 
-class MergeOldest(hae.Policy):
-    """Merges token 0 of every layer into token 1, evenly."""
+class MergeAtFit(hae.Policy):
+    """Merges the same tokens in every layer, at the end of its prefill."""
 
-    name, merges, prompt_rows = "merge-oldest", True, "none"
+    merges, prompt_rows = True, "none"
 
-    def needs(self, info, layer):
-        return hae.Needs(prompt_rows="none", keys=True, values=True)
+    def __init__(self, evict) -> None:
+        self.evict = evict
 
     def begin(self, info):
+        evict = self.evict
+
         class Run(hae.PolicyRun):
             def fit(self, layer, cache):
-                return hae.Decision(evict=[hae.Evict(0, merge=hae.Merge(1, 0.5, 0.5, 2.0))])
+                return hae.Decision(evict=evict)
 
         return Run()
 
 
 def test_a_policy_in_python_merges():
     q, k, v, sequence = recording(0)
-    (run,) = hae.replay(sequence, MergeOldest())
+    (run,) = hae.replay(sequence, MergeAtFit([hae.Evict(0, merge=hae.Merge(1, 0.5, 0.5, 2.0))]))
     assert list(run.log.into) == [1] * LAYERS and list(run.log["size"]) == [2.0] * LAYERS
     keys, values = k[0, 0].astype(np.float64), v[0, 0].astype(np.float64)
     size = np.ones(TOKENS)
@@ -144,3 +146,20 @@ def test_a_policy_in_python_merges():
     found = run.decode["output_error"][0, 0]
     assert np.abs(found - expected).max() <= TOLERANCE * np.abs(v).max() * HEAD_DIM
     assert '"into":1,"weights":[0.5,0.5],"size":2}' in run.json_lines()
+
+
+@pytest.mark.parametrize(
+    ("evict", "complaint"),
+    [
+        (
+            [hae.Evict(0, merge=hae.Merge(1)), hae.Evict(1, merge=hae.Merge(2))],
+            "token 0 is merged into a token that does not stay",
+        ),
+        ([hae.Evict(0, merge=hae.Merge(1, size=0.0))], "a size that is not above 0"),
+        ([hae.Evict(0, merge=hae.Merge(1, weight=float("nan")))], "weights that are not finite"),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused(evict, complaint):
+    *_, sequence = recording(0)
+    with pytest.raises(hae.ContractViolation, match=complaint):
+        hae.replay(sequence, MergeAtFit(evict))

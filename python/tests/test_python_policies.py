@@ -16,12 +16,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # --------------------------------------------------------------------- twins of C++ policies
 
 
-def capped(info, layer, budget, sinks=0):
-    """A layer with a window has no use for more: what is older receives no attention."""
-    window = int(info.window[layer])
-    return min(budget, max(window, sinks + 1)) if window else budget
-
-
 class Lowest(hae.Policy):
     """Twin of greedy and of DDES's mark: sums of observed attention, the lowest goes.
 
@@ -39,8 +33,7 @@ class Lowest(hae.Policy):
 class LowestRun(hae.PolicyRun):
     def __init__(self, info, lanes, budget, bin, recent, score) -> None:
         count = info.kv_heads if lanes == "kv_head" else 1
-        self.budgets = [capped(info, layer, budget) for layer in range(info.layers)]
-        self.bin, self.recent, self.score = bin, recent, score
+        self.budget, self.bin, self.recent, self.score = budget, bin, recent, score
         self.sums = np.zeros((info.layers, count, info.tokens))
         self.exposures = np.zeros((info.layers, info.tokens))
 
@@ -77,7 +70,7 @@ class LowestRun(hae.PolicyRun):
                 for entry in self.evict(
                     layer,
                     lane,
-                    self.lowest(layer, cache, lane, cache.size(lane) - self.budgets[layer]),
+                    self.lowest(layer, cache, lane, cache.size(lane) - self.budget),
                 )
             ]
         )
@@ -89,7 +82,7 @@ class LowestRun(hae.PolicyRun):
         evict, mark = [], []
         for lane in range(cache.lanes):
             pending = list(cache.pending(lane))
-            if cache.size(lane) - len(pending) > self.budgets[rows.layer]:
+            if cache.size(lane) - len(pending) > self.budget:
                 token = int(self.lowest(rows.layer, cache, lane, 1)[0])
                 mark.append(hae.Mark(token, lane))
                 pending.append(token)
@@ -98,9 +91,8 @@ class LowestRun(hae.PolicyRun):
         return hae.Decision(evict=evict, mark=mark)
 
     def limits(self, layer, lane):
-        budget = self.budgets[layer]
-        capacity = budget + (self.bin - 1 if self.bin else 0)
-        return hae.Limits(recent=self.recent, budget=budget, bin=self.bin, capacity=capacity)
+        capacity = self.budget + (self.bin - 1 if self.bin else 0)
+        return hae.Limits(recent=self.recent, budget=self.budget, bin=self.bin, capacity=capacity)
 
 
 class Window(hae.Policy):
@@ -114,9 +106,8 @@ class Window(hae.Policy):
     def begin(self, info):
         class Run(hae.PolicyRun):
             def fit(run, layer, cache):  # noqa: N805
-                sinks, recent = self.options["sinks"], self.options["recent"]
-                middle = cache.residents()[sinks:]
-                surplus = max(0, len(middle) + sinks - capped(info, layer, sinks + recent, sinks))
+                middle = cache.residents()[self.options["sinks"] :]
+                surplus = max(0, len(middle) - self.options["recent"])
                 return hae.Decision(evict=[hae.Evict(int(t)) for t in middle[:surplus]])
 
             def step(run, rows, cache):  # noqa: N805

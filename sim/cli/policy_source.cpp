@@ -22,8 +22,7 @@ const reference::PolicyInfo kLog = {
     "evicts what a stored log says",
     "any run that was kept with --out",
     "Exact: the same evictions, marks and scores, measured by the same loop. A log is matched to a sequence "
-    "by the "
-    "trace's SHA-256 and the sequence's name.",
+    "by the trace's SHA-256 and the sequence's name.",
     kLogOptions,
     nullptr,  // There is no log for all sequences: see PolicySource.
 };

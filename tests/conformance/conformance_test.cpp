@@ -349,11 +349,24 @@ TEST_P(PolicyContract, ABudgetOfAllTokensEvictsNothingButWhatIsPruned) {
     const RunResult result =
         replay(sequence, {policy->with_budget(trace.info.tokens + 8)}, {}, "memory").front();
     for (const LogEntry& entry : result.log.entries) {
-      if (trace.info.masks[at(entry.layer)].window == 0) {  // elsewhere the window caps the budget
-        EXPECT_EQ(entry.step, 0) << name;
-        EXPECT_TRUE(policy->prunes() && trace.info.is_visual(entry.token)) << name;
-      }
+      EXPECT_EQ(entry.step, 0) << name;
+      EXPECT_TRUE(policy->prunes() && trace.info.is_visual(entry.token)) << name;
     }
+  }
+}
+
+TEST_P(PolicyContract, ABudgetAboveALayersWindowIsReported) {
+  const auto policy = reference::make_policy(without_budget(GetParam()));
+  if (!policy->budget_is_open()) {
+    GTEST_SKIP() << "it has no budget";
+  }
+  const MemoryTrace trace = recomputed_trace({.tokens = 70, .prompt = 40, .windows = {5, 33}});
+  testing::MemorySequence sequence(trace);
+  const RunResult result = replay(sequence, {policy->with_budget(36)}, {}, "memory").front();
+  for (const Index layer : {0, 1}) {
+    EXPECT_THAT(result.warnings, ::testing::Contains(::testing::AllOf(
+                                     ::testing::StartsWith("layer " + std::to_string(layer) + ":"),
+                                     ::testing::HasSubstr("exceeds the layer's window"))));
   }
 }
 

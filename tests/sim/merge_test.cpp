@@ -101,28 +101,28 @@ TEST(Merge, WithinAPrefillItActsOnThatPrefillsRows) {
   EXPECT_NEAR(output_error(run, 1, 1), 0.75, kSmall);
 }
 
-TEST(Merge, IsRefusedIntoATokenThatDoesNotStay) {
+TEST(Merge, ALogThatNoRunCanLeaveIsRefused) {
   const MemoryTrace trace = merge_trace(1, {0, 0, 0, 0, 0}, {1, 3, 5, 8, 0});
+  const auto refusal = [&](const std::vector<LogEntry>& entries) -> std::string {
+    try {
+      drive(trace, {entries, {}});
+      return "accepted";
+    } catch (const TraceError& error) {
+      return error.what();
+    }
+  };
   const Merge into_one{1, 0.5, 0.5, 1.0};
   const Merge into_two{2, 0.5, 0.5, 1.0};
-  try {
-    drive(trace, {{merged(0, 0, into_one), merged(0, 1, into_two)}, {}});
-    FAIL() << "token 1 takes token 0 and leaves itself";
-  } catch (const ContractViolation& error) {
-    EXPECT_THAT(error.what(), HasSubstr("token 0 is merged into a token that does not stay"));
-  }
-}
-
-TEST(Merge, IsRefusedInALogOutsideThePrefill) {
-  const MemoryTrace trace = merge_trace(1, {0, 0, 0, 0, 0}, {1, 3, 5, 8, 0});
-  LogEntry late = merged(0, 0, {1, 0.5, 0.5, 1.0});
+  EXPECT_THAT(refusal({merged(0, 0, into_one), merged(0, 1, into_two)}),
+              HasSubstr("run.h5: entry 0 (layer 0, token 0) is merged into token 1, which leaves itself"));
+  LogEntry late = merged(0, 0, into_one);
   late.step = 1;
-  try {
-    drive(trace, {{late}, {}});
-    FAIL() << "tokens merge in the prefill only";
-  } catch (const TraceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("is merged, expected in step 0 and into a prompt token"));
-  }
+  EXPECT_THAT(refusal({late}), HasSubstr("is merged, expected in step 0 and into a prompt token"));
+  EXPECT_THAT(refusal({merged(0, 0, {3, 0.5, 0.5, 1.0})}), HasSubstr("into a prompt token"));
+  EXPECT_THAT(refusal({merged(0, 0, {1, 0.5, NAN, 1.0})}), HasSubstr("weights that are not finite"));
+  EXPECT_THAT(refusal({merged(0, 0, {1, 0.5, 0.5, 0.0})}), HasSubstr("a size that is not above 0"));
+  EXPECT_THAT(refusal({merged(0, 0, into_two), merged(0, 1, {2, 0.25, 0.5, 1.0})}),
+              HasSubstr("another weight or size than an entry before"));
 }
 
 TEST(Merge, NeedsKeysAndValues) {

@@ -113,19 +113,10 @@ def _make_lanes(trace, layer, rows, run):
     ]
 
 
-def _capped(budget, window, sinks):
-    """A layer with a window has no use for more: what is older receives no attention."""
-    return min(budget, max(window, sinks + 1)) if window else budget
-
-
 def _limits(options, size_after_dap, trace, layer):
     if options.decode == "window":
-        budget = _capped(options.sinks + options.recent, trace.windows[layer], options.sinks)
-        return Limits(budget, 1, budget - options.sinks)
-    if options.budget is None:
-        budget = size_after_dap
-    else:
-        budget = _capped(options.budget, trace.windows[layer], options.sinks)
+        return Limits(options.sinks + options.recent, 1, options.recent)
+    budget = size_after_dap if options.budget is None else options.budget
     capacity = options.bin
     if isinstance(capacity, Fraction):
         capacity = max(1, int(capacity * budget))  # exact, rounds down
