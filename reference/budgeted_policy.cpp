@@ -4,15 +4,13 @@
 
 namespace hae::reference {
 
-LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents) {
-  const Index tokens = budget.of(residents);
+void warn_above_window(const SequenceInfo& info, Index layer, Index budget, Decision& decision) {
   const Index window = info.masks[at(layer)].window;
-  if (window == 0 || tokens <= window) {
-    return {tokens, std::nullopt};
+  if (window > 0 && budget > window) {
+    decision.warnings.push_back("layer " + std::to_string(layer) + ": the budget of " +
+                                std::to_string(budget) + " tokens exceeds the layer's window of " +
+                                std::to_string(window) + "; what is older receives no attention");
   }
-  return {tokens, "layer " + std::to_string(layer) + ": the budget of " + std::to_string(tokens) +
-                      " tokens exceeds the layer's window of " + std::to_string(window) +
-                      "; what is older receives no attention"};
 }
 
 BudgetedPolicy::BudgetedPolicy(Options options, Rebuild rebuild)

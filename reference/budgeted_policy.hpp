@@ -11,16 +11,9 @@
 
 namespace hae::reference {
 
-/// A budget in one layer.
-struct LayerBudget {
-  Index tokens = 0;
-  std::optional<std::string> warning;  ///< says that it exceeds the layer's window
-};
-
-/// A budget that was written as a count or a share, in a layer whose lanes hold `residents` tokens. It is
-/// taken as written also where a window of W tokens is smaller, with a warning: what is older receives no
-/// attention.
-LayerBudget layer_budget(const SequenceInfo& info, Index layer, const Amount& budget, Index residents);
+/// Warns that a layer's budget exceeds its sliding window, where it does: it is taken as written, and what is
+/// older than the window receives no attention.
+void warn_above_window(const SequenceInfo& info, Index layer, Index budget, Decision& decision);
 
 /// What every policy with options is: its spec, and a `budget` that a count may replace where it has one and
 /// was given none.
@@ -46,11 +39,6 @@ class BudgetedPolicy : public Policy {
 
   /// throws  ConfigError when there is no budget
   void require_budget() const;
-
-  /// layer_budget() of the budget, which must be there.
-  [[nodiscard]] LayerBudget budget_in(const SequenceInfo& info, Index layer, Index residents) const {
-    return layer_budget(info, layer, budget_.value(), residents);
-  }
 
  private:
   Options options_;

@@ -143,10 +143,8 @@ class OvBlock final : public BudgetedPolicy {
                                                Index residents) const override;
 
   /// In whole blocks.
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    LayerBudget fitted = budget_in(info, layer, info.prompt);
-    fitted.tokens = whole_blocks(fitted.tokens);
-    return fitted;
+  [[nodiscard]] Index fitted(const SequenceInfo& info) const {
+    return whole_blocks(budget()->of(info.prompt));
   }
   [[nodiscard]] Index whole_blocks(Index tokens) const { return tokens - tokens % blocks_.block; }
   [[nodiscard]] Index protects() const { return blocks_.sinks + blocks_.recent; }
@@ -158,15 +156,13 @@ class OvBlock final : public BudgetedPolicy {
 
 class BlockRun final : public Run {
  public:
-  BlockRun(const OvBlock& policy, const SequenceInfo& info) : policy_(policy), info_(info) {
-    for (Index layer = 0; layer < info.layers; ++layer) {
-      budgets_.push_back(policy.fitted(info, layer));
-      if (policy.protects() > budgets_.back().tokens) {
-        throw ConfigError("policy '" + policy.spec() + "': sequence '" + info.name + "', layer " +
-                          std::to_string(layer) + ": sinks + recent = " + std::to_string(policy.protects()) +
-                          " exceeds the budget of " + std::to_string(budgets_.back().tokens) +
-                          " tokens in whole blocks; raise the budget or protect fewer");
-      }
+  BlockRun(const OvBlock& policy, const SequenceInfo& info)
+      : policy_(policy), info_(info), budget_(policy.fitted(info)) {
+    if (policy.protects() > budget_) {
+      throw ConfigError("policy '" + policy.spec() + "': sequence '" + info.name +
+                        "', layer 0: sinks + recent = " + std::to_string(policy.protects()) +
+                        " exceeds the budget of " + std::to_string(budget_) +
+                        " tokens in whole blocks; raise the budget or protect fewer");
     }
   }
 
@@ -186,33 +182,28 @@ class BlockRun final : public Run {
   }
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    const LayerBudget& budget = budgets_[at(layer)];
-    Decision decision = evict_blocks(scores_.back(), cache, layer, budget.tokens, policy_.blocks());
-    if (budget.warning) {
-      decision.warnings.push_back(*budget.warning);
-    }
+    Decision decision = evict_blocks(scores_.back(), cache, layer, budget_, policy_.blocks());
+    warn_above_window(info_, layer, budget_, decision);
     return decision;
   }
 
   std::unique_ptr<LayerDecode> decode(Index layer) override {
-    return std::make_unique<BlockDecode>(std::move(scores_[at(layer)]), budgets_[at(layer)].tokens,
-                                         policy_.blocks());
+    return std::make_unique<BlockDecode>(std::move(scores_[at(layer)]), budget_, policy_.blocks());
   }
 
   /// The newest block may hold a single token.
-  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override {
     const BlockOptions& blocks = policy_.blocks();
-    const Index budget = budgets_[at(layer)].tokens;
     return {.sinks = blocks.sinks,
             .recent = blocks.recent - blocks.block + 1,
-            .budget = budget,
-            .capacity = budget};
+            .budget = budget_,
+            .capacity = budget_};
   }
 
  private:
   const OvBlock& policy_;
   const SequenceInfo& info_;
-  std::vector<LayerBudget> budgets_;  ///< [layers]
+  Index budget_;                      ///< in whole blocks
   std::vector<PooledScores> scores_;  ///< [layers begun]
 };
 
@@ -221,9 +212,9 @@ std::unique_ptr<Run> OvBlock::begin(const SequenceInfo& info) const {
   return std::make_unique<BlockRun>(*this, info);
 }
 
-std::optional<LaneSizes> OvBlock::sizes(const SequenceInfo& info, Index layer, Index budget,
+std::optional<LaneSizes> OvBlock::sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
                                         Index residents) const {
-  const Index tokens = whole_blocks(layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens);
+  const Index tokens = whole_blocks(budget);
   if (protects() > tokens) {
     return std::nullopt;
   }

@@ -2,7 +2,6 @@
 #include <array>
 
 #include "reference/budgeted_policy.hpp"
-#include "reference/cumulative_scores.hpp"
 #include "reference/draws.hpp"
 #include "reference/keep_everything.hpp"
 #include "reference/lane_sizes.hpp"
@@ -67,16 +66,13 @@ class Nacl final : public BudgetedPolicy {
   }
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
 
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
+  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
                                                Index residents) const override {
-    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
-    return drawn(tokens) ? std::optional(sizes_that_grow(std::min(tokens, residents), info.steps()))
+    return drawn(budget) ? std::optional(sizes_that_grow(std::min(budget, residents), info.steps()))
                          : std::nullopt;
   }
 
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    return budget_in(info, layer, info.prompt);
-  }
+  [[nodiscard]] Index fitted(const SequenceInfo& info) const { return budget()->of(info.prompt); }
 
   /// m2; none if protected and drawn tokens exceed the budget.
   [[nodiscard]] std::optional<Index> drawn(Index budget) const {
@@ -99,15 +95,11 @@ class Nacl final : public BudgetedPolicy {
 class NaclRun final : public Run {
  public:
   NaclRun(const Nacl& policy, const SequenceInfo& info)
-      : policy_(policy), options_(policy.nacl()), info_(info) {
-    for (Index layer = 0; layer < info.layers; ++layer) {
-      budgets_.push_back(policy.fitted(info, layer));
-      if (!policy.drawn(budgets_.back().tokens)) {
-        throw ConfigError("policy '" + policy.spec() + "': sequence '" + info.name + "', layer " +
-                          std::to_string(layer) + ": sinks + recent + random exceed the budget of " +
-                          std::to_string(budgets_.back().tokens) +
-                          " tokens; raise the budget, or protect or draw fewer");
-      }
+      : policy_(policy), options_(policy.nacl()), info_(info), budget_(policy.fitted(info)) {
+    if (!policy.drawn(budget_)) {
+      throw ConfigError("policy '" + policy.spec() + "': sequence '" + info.name +
+                        "', layer 0: sinks + recent + random exceed the budget of " +
+                        std::to_string(budget_) + " tokens; raise the budget, or protect or draw fewer");
     }
   }
 
@@ -130,12 +122,9 @@ class NaclRun final : public Run {
 
   Decision fit(Index layer, const LayerCache& cache) override {
     Decision decision;
-    const LayerBudget& budget = budgets_[at(layer)];
-    if (budget.warning) {
-      decision.warnings.push_back(*budget.warning);
-    }
+    warn_above_window(info_, layer, budget_, decision);
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      for (const Scored& gone : undrawn(cache, layer, lane, budget.tokens)) {
+      for (const Scored& gone : undrawn(cache, layer, lane)) {
         decision.evict.push_back({layer, lane, gone.token, gone.score});
       }
     }
@@ -144,20 +133,18 @@ class NaclRun final : public Run {
 
   std::unique_ptr<LayerDecode> decode(Index /*layer*/) override { return std::make_unique<KeepEverything>(); }
 
-  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
-    const Index budget = budgets_[at(layer)].tokens;
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override {
     return {.sinks = options_.sinks,
             .recent = options_.recent,
-            .budget = budget,
-            .capacity = budget,
+            .budget = budget_,
+            .capacity = budget_,
             .grows = true};
   }
 
  private:
   /// The tokens that neither their sum nor a draw keeps, with the score of the last of the two rankings.
-  [[nodiscard]] std::vector<Scored> undrawn(const LayerCache& cache, Index layer, Index lane,
-                                            Index budget) const {
-    const Index excess = cache.residents(lane) - budget;
+  [[nodiscard]] std::vector<Scored> undrawn(const LayerCache& cache, Index layer, Index lane) const {
+    const Index excess = cache.residents(lane) - budget_;
     if (excess <= 0) {
       return {};
     }
@@ -165,7 +152,7 @@ class NaclRun final : public Run {
     for (const Index token : eligible(cache, lane, options_.sinks, options_.recent)) {
       scored.push_back({sums_[at(lane)][at(token)], token});
     }
-    const Index drawn = *policy_.drawn(budget);
+    const Index drawn = *policy_.drawn(budget_);
     std::vector<Scored> rest = select_lowest(std::move(scored), excess + drawn);
     if (drawn == 0) {
       return rest;
@@ -180,7 +167,7 @@ class NaclRun final : public Run {
   const Nacl& policy_;
   const NaclOptions& options_;
   const SequenceInfo& info_;
-  std::vector<LayerBudget> budgets_;       ///< [layers]
+  Index budget_;
   std::vector<std::vector<double>> sums_;  ///< [lanes][padded T] of the layer in its prefill
 };
 

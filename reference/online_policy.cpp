@@ -46,17 +46,14 @@ class OnlineDecode final : public LayerDecode {
 class OnlineRun final : public Run {
  public:
   OnlineRun(const OnlinePolicy& policy, const SequenceInfo& info) : policy_(policy), info_(info) {
-    for (Index layer = 0; layer < info.layers; ++layer) {
-      budgets_.push_back(policy.fitted(info, layer));
-      const std::optional<Limits> limits = policy.limits(budgets_.back().tokens);
-      if (!limits) {
-        throw ConfigError("policy '" + policy.spec() + "': sequence '" + info.name + "', layer " +
-                          std::to_string(layer) + ": sinks + recent exceed the budget of " +
-                          std::to_string(budgets_.back().tokens) +
-                          " tokens; raise the budget or protect fewer");
-      }
-      limits_.push_back(*limits);
+    const Index budget = policy.fitted(info);
+    const std::optional<Limits> limits = policy.limits(budget);
+    if (!limits) {
+      throw ConfigError("policy '" + policy.spec() + "': sequence '" + info.name +
+                        "', layer 0: sinks + recent exceed the budget of " + std::to_string(budget) +
+                        " tokens; raise the budget or protect fewer");
     }
+    limits_ = *limits;
   }
 
   void begin_layer(Index layer, const LayerVectors& /*vectors*/) override {
@@ -67,9 +64,7 @@ class OnlineRun final : public Run {
 
   Decision fit(Index layer, const LayerCache& cache) override {
     Decision decision = evict_excess(*scores_.back(), cache, layer, limits(layer, 0));
-    if (const auto& warning = budgets_[at(layer)].warning) {
-      decision.warnings.push_back(*warning);
-    }
+    warn_above_window(info_, layer, *limits_.budget, decision);
     return decision;
   }
 
@@ -82,8 +77,8 @@ class OnlineRun final : public Run {
     return std::make_unique<OnlineDecode>(std::move(scores_[at(layer)]), limits(layer, 0));
   }
 
-  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
-    Limits limits = limits_[at(layer)];
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override {
+    Limits limits = limits_;
     if (!is_fitted_) {
       limits.recent = std::max<Index>(0, limits.recent - policy_.config().less_recent_in_fit);
     }
@@ -93,8 +88,7 @@ class OnlineRun final : public Run {
  private:
   const OnlinePolicy& policy_;
   const SequenceInfo& info_;
-  std::vector<LayerBudget> budgets_;                   ///< [layers]
-  std::vector<Limits> limits_;                         ///< [layers] while decoding
+  Limits limits_;                                      ///< while decoding
   std::vector<std::unique_ptr<OnlineScores>> scores_;  ///< [layers begun]
   bool is_fitted_ = false;
 };
@@ -115,10 +109,9 @@ std::optional<Limits> OnlinePolicy::limits(Index budget) const {
   return limits.sinks + limits.recent > budget ? std::nullopt : std::optional(limits);
 }
 
-std::optional<LaneSizes> OnlinePolicy::sizes(const SequenceInfo& info, Index layer, Index budget,
+std::optional<LaneSizes> OnlinePolicy::sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
                                              Index residents) const {
-  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
-  return limits(tokens) ? std::optional(sizes_at_budget(tokens, residents, info.steps())) : std::nullopt;
+  return limits(budget) ? std::optional(sizes_at_budget(budget, residents, info.steps())) : std::nullopt;
 }
 
 }  // namespace hae::reference

@@ -51,9 +51,7 @@ class OnlinePolicy final : public BudgetedPolicy {
   /// Limits while decoding under a budget; none if more tokens are protected than it holds.
   [[nodiscard]] std::optional<Limits> limits(Index budget) const;
 
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    return budget_in(info, layer, info.prompt);
-  }
+  [[nodiscard]] Index fitted(const SequenceInfo& info) const { return budget()->of(info.prompt); }
 
  private:
   Config config_;

@@ -25,13 +25,11 @@ class SelectionRun final : public Run {
   void observe(const Rows& rows) override { scorer_->observe(rows); }
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    const LayerBudget budget = policy_.fitted(info_, layer);
+    const Index budget = policy_.fitted(info_);
     const std::vector<std::vector<double>> scores = scorer_->scores();
-    const std::vector<Index> kept = policy_.kept_by_lane(info_, layer, budget.tokens, scores);
+    const std::vector<Index> kept = policy_.kept_by_lane(info_, layer, budget, scores);
     Decision decision;
-    if (budget.warning) {
-      decision.warnings.push_back(*budget.warning);
-    }
+    warn_above_window(info_, layer, budget, decision);
     for (Index lane = 0; lane < lanes_; ++lane) {
       Limits& limits = limits_[at(layer * lanes_ + lane)];
       limits = {.sinks = policy_.sinks(),
@@ -87,22 +85,20 @@ std::unique_ptr<Run> PromptSelection::begin(const SequenceInfo& info) const {
   return std::make_unique<SelectionRun>(*this, info);
 }
 
-LayerBudget PromptSelection::fitted(const SequenceInfo& info, Index layer) const {
-  LayerBudget budget = budget_in(info, layer, info.prompt);
-  if (sinks_ + window_ > budget.tokens) {
-    throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
-                      std::to_string(layer) + ": sinks + window = " + std::to_string(sinks_ + window_) +
-                      " exceeds the budget of " + std::to_string(budget.tokens) +
+Index PromptSelection::fitted(const SequenceInfo& info) const {
+  const Index tokens = budget()->of(info.prompt);
+  if (sinks_ + window_ > tokens) {
+    throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer 0: sinks + window = " +
+                      std::to_string(sinks_ + window_) + " exceeds the budget of " + std::to_string(tokens) +
                       " tokens; raise the budget or protect fewer");
   }
-  return budget;
+  return tokens;
 }
 
 std::optional<LaneSizes> PromptSelection::sizes(const SequenceInfo& info, Index layer, Index budget,
-                                                Index residents) const {
-  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
-  return sinks_ + window_ > tokens ? std::nullopt
-                                   : std::optional(sizes_that_grow(kept(info, layer, tokens), info.steps()));
+                                                Index /*residents*/) const {
+  return sinks_ + window_ > budget ? std::nullopt
+                                   : std::optional(sizes_that_grow(kept(info, layer, budget), info.steps()));
 }
 
 Index PromptSelection::kept(const SequenceInfo& info, Index /*layer*/, Index budget) const {

@@ -37,10 +37,10 @@ class PromptSelection : public BudgetedPolicy {
   [[nodiscard]] Index window() const { return window_; }
   [[nodiscard]] Index sinks() const { return sinks_; }
 
-  /// The budget in a layer.
+  /// The budget of every layer.
   ///
   /// throws  ConfigError when sinks and window do not fit into it
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const;
+  [[nodiscard]] Index fitted(const SequenceInfo& info) const;
 
   /// Scores of one layer, valid as long as the vectors are.
   [[nodiscard]] virtual std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,

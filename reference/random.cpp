@@ -69,16 +69,13 @@ class Random final : public BudgetedPolicy {
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
 
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
+  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
                                                Index residents) const override {
-    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
-    return sizes_at_budget(tokens, residents, info.steps());
+    return sizes_at_budget(budget, residents, info.steps());
   }
 
   [[nodiscard]] std::uint64_t seed() const { return seed_; }
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    return budget_in(info, layer, info.prompt);
-  }
+  [[nodiscard]] Index fitted(const SequenceInfo& info) const { return budget()->of(info.prompt); }
 
  private:
   LaneKind lanes_;
@@ -87,27 +84,25 @@ class Random final : public BudgetedPolicy {
 
 class RandomRun final : public Run {
  public:
-  RandomRun(const Random& policy, const SequenceInfo& info) : policy_(policy), info_(info) {}
+  RandomRun(const Random& policy, const SequenceInfo& info)
+      : info_(info), budget_(policy.fitted(info)), seed_(policy.seed()) {}
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    const LayerBudget budget = policy_.fitted(info_, layer);
-    Decision decision = evict_down_to(cache, layer, budget.tokens, policy_.seed());
-    if (budget.warning) {
-      decision.warnings.push_back(*budget.warning);
-    }
+    Decision decision = evict_down_to(cache, layer, budget_, seed_);
+    warn_above_window(info_, layer, budget_, decision);
     return decision;
   }
-  std::unique_ptr<LayerDecode> decode(Index layer) override {
-    return std::make_unique<RandomDecode>(policy_.fitted(info_, layer).tokens, policy_.seed());
+  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
+    return std::make_unique<RandomDecode>(budget_, seed_);
   }
-  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
-    const Index budget = policy_.fitted(info_, layer).tokens;
-    return {.budget = budget, .capacity = budget};
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override {
+    return {.budget = budget_, .capacity = budget_};
   }
 
  private:
-  const Random& policy_;
   const SequenceInfo& info_;
+  Index budget_;
+  std::uint64_t seed_;
 };
 
 std::unique_ptr<Run> Random::begin(const SequenceInfo& info) const {

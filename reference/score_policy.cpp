@@ -42,21 +42,18 @@ class ScoreRun final : public Run {
     if (!config_.rule) {
       return decision;
     }
-    const LayerBudget budget = policy_.fitted(info_, layer, cache.residents(0));
-    limits_[at(layer)] = config_.rule->limits(config_.sinks, budget.tokens);
+    const Index budget = policy_.fitted(cache.residents(0));
+    limits_[at(layer)] = config_.rule->limits(config_.sinks, budget);
     const Limits& limits = limits_[at(layer)];
-    if (limits.sinks + limits.recent > budget.tokens) {
+    if (limits.sinks + limits.recent > budget) {
       throw ConfigError(
           "policy '" + policy_.spec() + "': sequence '" + info_.name + "', layer " + std::to_string(layer) +
           ": sinks + recent = " + std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
-          std::to_string(budget.tokens) + " tokens; raise the budget or protect fewer");
+          std::to_string(budget) + " tokens; raise the budget or protect fewer");
     }
-    if (budget.warning) {
-      decision.warnings.push_back(*budget.warning);
-    }
+    warn_above_window(info_, layer, budget, decision);
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
-      scores_.back().evict_lowest(cache, layer, lane, limits, cache.residents(lane) - budget.tokens,
-                                  decision);
+      scores_.back().evict_lowest(cache, layer, lane, limits, cache.residents(lane) - budget, decision);
     }
     return decision;
   }
@@ -99,14 +96,13 @@ std::unique_ptr<Run> ScorePolicy::begin(const SequenceInfo& info) const {
   return std::make_unique<ScoreRun>(*this, info);
 }
 
-std::optional<LaneSizes> ScorePolicy::sizes(const SequenceInfo& info, Index layer, Index budget,
+std::optional<LaneSizes> ScorePolicy::sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
                                             Index residents) const {
-  const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
-  const Limits limits = config_.rule->limits(config_.sinks, tokens);
-  if (limits.sinks + limits.recent > tokens) {
+  const Limits limits = config_.rule->limits(config_.sinks, budget);
+  if (limits.sinks + limits.recent > budget) {
     return std::nullopt;
   }
-  return config_.rule->sizes(limits, std::min(residents, tokens), info.steps());
+  return config_.rule->sizes(limits, std::min(residents, budget), info.steps());
 }
 
 }  // namespace hae::reference

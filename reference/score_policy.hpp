@@ -51,10 +51,8 @@ class ScorePolicy final : public BudgetedPolicy {
 
   [[nodiscard]] const Config& config() const { return config_; }
 
-  /// l in a layer whose lanes hold `residents` tokens after the pruning.
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer, Index residents) const {
-    return budget() ? budget_in(info, layer, residents) : LayerBudget{residents, std::nullopt};
-  }
+  /// l where a lane holds `residents` tokens after the pruning.
+  [[nodiscard]] Index fitted(Index residents) const { return budget() ? budget()->of(residents) : residents; }
 
  private:
   Config config_;

@@ -53,21 +53,18 @@ class Window final : public BudgetedPolicy {
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
   [[nodiscard]] bool budget_is_open() const override { return !recent_ && BudgetedPolicy::budget_is_open(); }
 
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
+  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
                                                Index residents) const override {
-    const Index tokens = layer_budget(info, layer, Amount::of_tokens(budget), residents).tokens;
-    return tokens < sinks_ ? std::nullopt : std::optional(sizes_at_budget(tokens, residents, info.steps()));
+    return budget < sinks_ ? std::nullopt : std::optional(sizes_at_budget(budget, residents, info.steps()));
   }
 
-  /// Sinks and newest tokens that stay in a layer.
-  [[nodiscard]] LayerBudget fitted(const SequenceInfo& info, Index layer) const {
-    LayerBudget total = recent_ ? layer_budget(info, layer, Amount::of_tokens(sinks_ + *recent_), info.prompt)
-                                : budget_in(info, layer, info.prompt);
-    if (total.tokens < sinks_) {
-      throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
-                        std::to_string(layer) + ": sinks = " + std::to_string(sinks_) +
-                        " exceeds the budget of " + std::to_string(total.tokens) +
-                        " tokens; raise the budget or protect fewer");
+  /// Sinks and newest tokens that stay.
+  [[nodiscard]] Index fitted(const SequenceInfo& info) const {
+    const Index total = recent_ ? sinks_ + *recent_ : budget()->of(info.prompt);
+    if (total < sinks_) {
+      throw ConfigError("policy '" + spec() + "': sequence '" + info.name +
+                        "', layer 0: sinks = " + std::to_string(sinks_) + " exceeds the budget of " +
+                        std::to_string(total) + " tokens; raise the budget or protect fewer");
     }
     return total;
   }
@@ -80,26 +77,24 @@ class Window final : public BudgetedPolicy {
 
 class WindowRun final : public Run {
  public:
-  WindowRun(const Window& policy, const SequenceInfo& info) : policy_(policy), info_(info) {}
+  WindowRun(const Window& policy, const SequenceInfo& info) : info_(info) {
+    const Index total = policy.fitted(info);
+    limits_ = {.sinks = policy.sinks(), .recent = total - policy.sinks(), .budget = total, .capacity = total};
+  }
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    Decision decision = leave_window(cache, layer, limits(layer, 0));
-    if (const LayerBudget budget = policy_.fitted(info_, layer); budget.warning) {
-      decision.warnings.push_back(*budget.warning);
-    }
+    Decision decision = leave_window(cache, layer, limits_);
+    warn_above_window(info_, layer, *limits_.budget, decision);
     return decision;
   }
-  std::unique_ptr<LayerDecode> decode(Index layer) override {
-    return std::make_unique<WindowDecode>(limits(layer, 0));
+  std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
+    return std::make_unique<WindowDecode>(limits_);
   }
-  [[nodiscard]] Limits limits(Index layer, Index /*lane*/) const override {
-    const Index total = policy_.fitted(info_, layer).tokens;
-    return {.sinks = policy_.sinks(), .recent = total - policy_.sinks(), .budget = total, .capacity = total};
-  }
+  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return limits_; }
 
  private:
-  const Window& policy_;
   const SequenceInfo& info_;
+  Limits limits_;
 };
 
 std::unique_ptr<Run> Window::begin(const SequenceInfo& info) const {

@@ -93,6 +93,10 @@ TEST(RecycleBin, SaysWhenItsBudgetExceedsALayersWindow) {
   const RunResult result = run(trace, "hae:dap=none,budget=3,bin=1");
   EXPECT_EQ(result.limits[0].budget, 3);
   EXPECT_THAT(result.warnings, ::testing::Contains(::testing::HasSubstr("exceeds the layer's window of 1")));
+  // Also where the budget is the prompt.
+  EXPECT_THAT(
+      run(trace, "hae:dap=none,bin=1").warnings,
+      ::testing::Contains(::testing::HasSubstr("the budget of 2 tokens exceeds the layer's window of 1")));
 }
 
 TEST(RecycleBin, ProtectingMoreThanTheBudgetIsImpossible) {
