@@ -1,23 +1,8 @@
-#include "reference/head_sums.hpp"
 #include "reference/policies.hpp"
-#include "reference/prompt_selection.hpp"
+#include "reference/snapkv_scores.hpp"
 
 namespace hae::reference {
 namespace {
-
-class Scorer final : public PromptScorer {
- public:
-  Scorer(const SequenceInfo& info, HeadReduction group)
-      : info_(info), group_(group), sums_(info, info.prompt) {}
-
-  void observe(const Rows& rows) override { sums_.observe(rows); }
-  [[nodiscard]] TokenScores scores() const override { return reduce_groups(sums_.sums(), info_, group_); }
-
- private:
-  const SequenceInfo& info_;
-  HeadReduction group_;
-  HeadSums sums_;
-};
 
 class H2oPrefillWindow final : public PromptSelection {
  public:
@@ -29,7 +14,7 @@ class H2oPrefillWindow final : public PromptSelection {
   }
   [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
                                                      const LayerVectors& /*vectors*/) const override {
-    return std::make_unique<Scorer>(info, group_);
+    return SnapkvScores{.window = info.prompt, .group = group_}.scorer(info);  // of all rows, nothing pooled
   }
 
  private:

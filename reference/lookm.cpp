@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <map>
 
-#include "reference/head_sums.hpp"
 #include "reference/policies.hpp"
-#include "reference/prompt_selection.hpp"
+#include "reference/selection.hpp"
 #include "reference/similar_keys.hpp"
+#include "reference/snapkv_scores.hpp"
 
 namespace hae::reference {
 namespace {
@@ -29,20 +29,6 @@ Merge merge_of(Merging merging, const Neighbour& neighbour, Index merged) {
   }
 }
 
-class Scorer final : public PromptScorer {
- public:
-  explicit Scorer(const SequenceInfo& info) : info_(info), sums_(info, info.prompt) {}
-
-  void observe(const Rows& rows) override { sums_.observe(rows); }
-  [[nodiscard]] TokenScores scores() const override {
-    return reduce_groups(sums_.sums(), info_, HeadReduction::mean);
-  }
-
- private:
-  const SequenceInfo& info_;
-  HeadSums sums_;
-};
-
 class Lookm final : public PromptSelection {
  public:
   Lookm(Options options, Rebuild rebuild, Index recent)
@@ -58,7 +44,7 @@ class Lookm final : public PromptSelection {
   [[nodiscard]] bool merges() const override { return merging_ != Merging::none; }
   [[nodiscard]] std::unique_ptr<PromptScorer> scorer(const SequenceInfo& info,
                                                      const LayerVectors& /*vectors*/) const override {
-    return std::make_unique<Scorer>(info);
+    return SnapkvScores{.window = info.prompt}.scorer(info);  // sums over all rows, nothing pooled
   }
   [[nodiscard]] bool is_candidate(const SequenceInfo& info, Index token) const override {
     return info.is_visual(token);
@@ -79,11 +65,7 @@ class Lookm final : public PromptSelection {
     std::vector<Index> gone;
     std::ranges::transform(evicted, std::back_inserter(gone), &Evict::token);
     std::vector<Index> kept;
-    for (Index token = 0; token < cache.joined(); ++token) {
-      if (cache.is_resident(lane, token) && !std::ranges::binary_search(gone, token)) {
-        kept.push_back(token);
-      }
-    }
+    std::ranges::set_difference(eligible(cache, lane, 0, 0), gone, std::back_inserter(kept));
     const std::vector<Neighbour> into = most_similar(vectors.keys[lane], gone, kept);
     std::map<Index, Index> merged;  // how many go into a token
     for (const Neighbour& neighbour : into) {
