@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <mutex>
 
 #include "sim/active_run.hpp"
 #include "sim/row_kernels.hpp"
+#include "sim/row_progress.hpp"
 #include "sim/weights.hpp"
 
 namespace hae::analysis {
@@ -93,7 +93,9 @@ class Description {
         info_(sequence.info()),
         options_(options),
         where_(where + ": sequence '" + sequence.info().name + "'"),
-        kinds_(key_kinds(sequence.info())) {
+        kinds_(key_kinds(sequence.info())),
+        progress_(options.progress,
+                  info_.layers * (static_cast<Index>(info_.prompt_rows.size()) + info_.steps())) {
     check_info(info_, where_);
   }
 
@@ -127,7 +129,7 @@ class Description {
       if (options_.observe_prompt) {
         options_.observe_prompt(rows);
       }
-      report(block.rows());
+      progress_.add(block.rows());
     }
     statistics.visual_columns = columns.describe(true);
     statistics.text_columns = columns.describe(false);
@@ -145,7 +147,7 @@ class Description {
       for (Index r = 0; r < block.rows(); ++r) {
         add_ages(block, r, statistics);
       }
-      report(block.rows());
+      progress_.add(block.rows());
     }
   }
 
@@ -176,23 +178,12 @@ class Description {
     return options_.block_rows > 0 ? options_.block_rows : weight_block_rows(info_);
   }
 
-  void report(Index rows) {
-    if (!options_.progress) {
-      return;
-    }
-    const auto all = info_.layers * (static_cast<Index>(info_.prompt_rows.size()) + info_.steps());
-    const std::scoped_lock lock(progress_mutex_);
-    rows_done_ += rows;
-    options_.progress(static_cast<double>(rows_done_) / static_cast<double>(all));
-  }
-
   Sequence& sequence_;
   const SequenceInfo& info_;
   const StatisticsOptions& options_;
   std::string where_;
   std::vector<KeyKind> kinds_;
-  std::mutex progress_mutex_;
-  Index rows_done_ = 0;
+  RowProgress progress_;
 };
 
 std::optional<ColumnSums> averaged(std::span<const AttentionStatistics> layers,

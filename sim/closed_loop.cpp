@@ -183,17 +183,11 @@ void ClosedLoop::prefill(Index layer, const LayerRows& rows) {
 void ClosedLoop::observe_prompt(Index layer, const std::vector<Index>& positions) {
   LayerWeights& weights = layers_[at(layer)]->weights();
   WeightBlock block;
-  const auto count = static_cast<Index>(positions.size());
-  for (Index begin = 0; begin < count;) {
-    Index end = begin + 1;  // Rows of a block are neighbours: tokens that left divide them.
-    while (end < count && end - begin < kBlockRows && positions[at(end)] == positions[at(end - 1)] + 1) {
-      ++end;
-    }
-    weights.prompt({positions[at(begin)], positions[at(end - 1)] + 1}, block);
+  for (const Range& range : neighbours(positions, kBlockRows)) {
+    weights.prompt({positions[at(range.begin)], positions[at(range.end - 1)] + 1}, block);
     std::vector<Index> all(at(block.rows()));
     std::iota(all.begin(), all.end(), Index{0});
     run_.state->observe(Rows(block, std::move(all), {run_.caches.back().keep(0)}));
-    begin = end;
   }
 }
 

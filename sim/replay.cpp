@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <numeric>
 
 #include "sim/active_run.hpp"
 #include "sim/merged_layer.hpp"
 #include "sim/row_kernels.hpp"
 #include "sim/row_meter.hpp"
+#include "sim/row_progress.hpp"
 
 namespace hae {
 namespace {
@@ -21,7 +21,11 @@ class SequenceReplay {
       : sequence_(sequence),
         info_(sequence.info()),
         options_(options),
-        where_(where + ": sequence '" + sequence.info().name + "'") {
+        where_(where + ": sequence '" + sequence.info().name + "'"),
+        progress_(
+            options.progress,
+            info_.layers * (options.prompt_rows ? static_cast<Index>(info_.prompt_rows.size()) + info_.steps()
+                                                : info_.steps())) {
     check_info(info_, where_);
     for (const std::shared_ptr<const Policy>& policy : policies) {
       check_needs(*policy);
@@ -157,23 +161,29 @@ class SequenceReplay {
         observe(group, within, block, meter);
       }
       for (const std::unique_ptr<Merging>& merging : mergings) {
-        observe_merged(*merging, begin, block, meter);
+        observe_merged(*merging, block, meter);
       }
-      report(block.rows());
+      progress_.add(block.rows());
     }
     for (ActiveRun& run : runs_) {
       count(weights, run.prefill);
     }
   }
 
-  void observe(const Group& group, const std::vector<Index>& within, const WeightBlock& block,
-               RowMeter& meter) {
+  /// Rows of a block whose queries are not missing.
+  static std::vector<Index> present_rows(const WeightBlock& block, const std::vector<Index>& within) {
     std::vector<Index> present;
     for (Index r = 0; r < block.rows(); ++r) {
       if (!std::ranges::binary_search(within, block.queries[at(r)])) {
         present.push_back(r);
       }
     }
+    return present;
+  }
+
+  void observe(const Group& group, const std::vector<Index>& within, const WeightBlock& block,
+               RowMeter& meter) {
+    std::vector<Index> present = present_rows(block, within);
     if (present.empty()) {
       return;
     }
@@ -205,27 +215,16 @@ class SequenceReplay {
     return mergings;
   }
 
-  /// first_row  of the block, counted over stored prompt rows
-  void observe_merged(Merging& merging, Index first_row, const WeightBlock& block, RowMeter& meter) {
-    const std::vector<Index>& within = merging.run.within[at(block.layer)];
-    const auto is_absent = [&](Index row) {
-      return std::ranges::binary_search(within, block.queries[at(row)]);
-    };
+  void observe_merged(Merging& merging, const WeightBlock& block, RowMeter& meter) {
     const std::vector<std::span<const float>> keep{merging.run.caches.back().keep(0)};
-    for (Index begin = 0; begin < block.rows();) {
-      if (is_absent(begin)) {
-        ++begin;
-        continue;
-      }
-      Index end = begin + 1;  // Rows between tokens that are gone.
-      while (end < block.rows() && !is_absent(end)) {
-        ++end;
-      }
-      std::vector<Index> of_block(at(end - begin));
-      std::iota(of_block.begin(), of_block.end(), begin);
+    const std::vector<Index> present = present_rows(block, merging.run.within[at(block.layer)]);
+    for (const Range& range : neighbours(present, block.rows())) {
+      std::vector<Index> of_block(present.begin() + range.begin, present.begin() + range.end);
       std::vector<Index> of_own(of_block.size());
       std::iota(of_own.begin(), of_own.end(), Index{0});
-      merging.layer.weights().prompt({first_row + begin, first_row + end}, merging.block);
+      // A payload that merges stores every prompt row: the index of a row is its position.
+      const Index first = block.queries[at(of_block.front())];
+      merging.layer.weights().prompt({first, first + range.size()}, merging.block);
       const Rows full(block, std::move(of_block), keep);
       const Rows own(merging.block, std::move(of_own), keep);
       for (Index r = 0; r < own.rows(); ++r) {
@@ -233,7 +232,6 @@ class SequenceReplay {
                                      block.layer, own.query(r));
       }
       merging.run.state->observe(own);
-      begin = end;
     }
   }
 
@@ -265,7 +263,7 @@ class SequenceReplay {
           decode_merged(*merging, begin + r, block, r, meter);
         }
       }
-      report(block.rows());
+      progress_.add(block.rows());
     }
     for (ActiveRun& run : runs_) {
       count(weights, run.decode[at(layer)]);
@@ -339,24 +337,12 @@ class SequenceReplay {
     return values;
   }
 
-  void report(Index rows) {
-    if (!options_.progress) {
-      return;
-    }
-    const Index prompt = options_.prompt_rows ? static_cast<Index>(info_.prompt_rows.size()) : 0;
-    const std::scoped_lock lock(progress_mutex_);
-    rows_done_ += rows;
-    options_.progress(static_cast<double>(rows_done_) /
-                      static_cast<double>(info_.layers * (prompt + info_.steps())));
-  }
-
   Sequence& sequence_;
   const SequenceInfo& info_;
   const ReplayOptions& options_;
   std::string where_;
   std::vector<ActiveRun> runs_;
-  std::mutex progress_mutex_;
-  Index rows_done_ = 0;
+  RowProgress progress_;
 };
 
 }  // namespace

@@ -4,6 +4,20 @@
 
 namespace hae {
 
+std::vector<Range> neighbours(std::span<const Index> positions, Index most) {
+  std::vector<Range> ranges;
+  for (Index i = 0; i < std::ssize(positions); ++i) {
+    const bool joins =
+        !ranges.empty() && ranges.back().size() < most && positions[at(i)] == positions[at(i - 1)] + 1;
+    if (joins) {
+      ++ranges.back().end;
+    } else {
+      ranges.push_back({i, i + 1});
+    }
+  }
+  return ranges;
+}
+
 Rows::Rows(const WeightBlock& block, std::vector<Index> rows, std::vector<std::span<const float>> keep)
     : block_(block), rows_(std::move(rows)), keep_(std::move(keep)) {
   HAE_EXPECTS(keep_.size() == 1 || static_cast<Index>(keep_.size()) == block.kv_heads);
@@ -37,8 +51,10 @@ void Rows::add_head(Attention attention, HeadReduction heads, Index query_head, 
   if (divisor == 0.0f) {
     return;  // A head without mass counts as zeros; the mean still divides by all heads.
   }
-  const std::vector<float> everything(full ? at(block_.stride) : 0, 1.0f);
-  const float* keep = full ? everything.data() : keep_of_head(query_head);
+  if (full && everything_.empty()) {
+    everything_.assign(at(block_.stride), 1.0f);
+  }
+  const float* keep = full ? everything_.data() : keep_of_head(query_head);
   const auto fold = heads == HeadReduction::max ? kernels::max_normalised : kernels::add_normalised;
   fold(block_.row(query_head, of_block), keep, divisor, total, block_.stride);
 }

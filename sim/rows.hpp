@@ -33,6 +33,10 @@ struct WeightBlock {
   }
 };
 
+/// Splits ascending positions where they are not neighbours, and after `most` of them: ranges of indices into
+/// `positions`. Rows of a block are neighbours; tokens that left a prefill divide them.
+std::vector<Range> neighbours(std::span<const Index> positions, Index most);
+
 /// Which probabilities a score is made of: what a real cache would see (a'), or what the theory assumes (a).
 enum class Attention { observed, full };
 
@@ -91,6 +95,7 @@ class Rows {
   const WeightBlock& block_;
   std::vector<Index> rows_;
   std::vector<std::span<const float>> keep_;
+  mutable std::vector<float> everything_;     ///< [stride] ones, for rows over all keys
   mutable std::vector<float> resident_sums_;  ///< [query_heads, rows], formed on first use
   mutable std::map<Reduction, std::vector<double>> values_;
   mutable std::map<Attention, std::vector<double>> heads_;  ///< [query_heads, rows, stride]
