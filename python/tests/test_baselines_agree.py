@@ -123,8 +123,7 @@ def test_traces_of_powers_of_two_have_rows_that_sum_to_one():
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_program_evicts_what_the_oracle_evicts(spec):
     name = parse_baseline(spec).name
-    if name not in hae.policies().index:
-        pytest.skip(f"this build has no policy {name}")
+    assert name in hae.policies().index
     evictions = 0
     for seed in SEEDS:
         arrays = make_arrays(seed)
