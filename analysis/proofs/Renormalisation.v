@@ -129,8 +129,8 @@ Proof.
   - intros j j_in. unfold renormalised. rewrite kept_mass. destruct (evicted j); [lra |].
     apply Rmult_le_pos; [now apply a_is_distribution | apply Rlt_le, Rinv_0_lt_compat; lra].
   - rewrite (sum_ext _ (fun j => a' j * 1)) by (intros; ring).
-    rewrite renormalised_expectation, (sum_ext _ a) by (intros; ring).
-    change (sum a (resident row evicted)) with (Σ j ∈ resident row evicted, a j). rewrite kept_mass. field. lra.
+    rewrite renormalised_expectation, (sum_ext _ (fun j => a j)) by (intros; ring).
+    rewrite kept_mass. field. lra.
   - intros j is_evicted. unfold renormalised. now rewrite is_evicted.
 Qed.
 

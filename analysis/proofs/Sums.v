@@ -36,13 +36,13 @@ Proof.
   rewrite (equal x), IH; auto with datatypes.
 Qed.
 
-Lemma sum_plus : forall f g l, sum (fun x => f x + g x) l = sum f l + sum g l.
+Lemma sum_plus : forall f g l, (Σ x ∈ l, (f x + g x)) = (Σ x ∈ l, f x) + (Σ x ∈ l, g x).
 Proof. intros f g l. induction l as [|x l IH]; simpl; [lra | rewrite IH; lra]. Qed.
 
-Lemma sum_scaled : forall c f l, sum (fun x => c * f x) l = c * sum f l.
+Lemma sum_scaled : forall c f l, (Σ x ∈ l, c * f x) = c * (Σ x ∈ l, f x).
 Proof. intros c f l. induction l as [|x l IH]; simpl; [lra | rewrite IH; lra]. Qed.
 
-Lemma sum_constant : forall c l, sum (fun _ => c) l = INR (length l) * c.
+Lemma sum_constant : forall c l, (Σ x ∈ l, c) = INR (length l) * c.
 Proof.
   intros c l. induction l as [|x l IH]; [simpl; lra |].
   change (length (x :: l)) with (S (length l)). rewrite S_INR. simpl sum. rewrite IH. lra.
