@@ -1,4 +1,4 @@
-(* How much information an eviction loses when scores decay: section 8.1 and 8.2 of what the documentation calls claims.
+(* How much information evictions lose when scores decay.
 
    The paper (arXiv 2602.02197, Theorem 2.1) says: if k <= log(ε / A) / log(1 - λ), then the losses of k evictions add up
    to less than ε. Here A is a token's initial score, λ its decay in one step, k the age in steps at which a token goes,

@@ -1,5 +1,5 @@
-(* Finite sums of real numbers over lists, and which subset of a list weighs least. Everything here serves the other
-   files; no theorem of the paper is among it. *)
+(* Finite sums of real numbers over lists, and which subset weighs least. The other files rest on it; no theorem of the
+   paper is here. *)
 
 From Coq Require Import Reals List Lra Lia Permutation.
 Import ListNotations.
@@ -22,6 +22,13 @@ Qed.
 
 Lemma member_false_iff : forall j l, member j l = false <-> ~ In j l.
 Proof. intros j l. rewrite <- member_iff_in. now destruct (member j l). Qed.
+
+Lemma no_duplicates_in_beginning : forall {T : Type} (l m : list T), NoDup (l ++ m) -> NoDup l.
+Proof.
+  intros T l m once. induction l as [|x l IH]; [constructor |].
+  simpl in once. apply NoDup_cons_iff in once. destruct once as [new once]. constructor; [|now apply IH].
+  intros x_in. apply new, in_or_app. now left.
+Qed.
 
 Section AnySum.
 Context {T : Type}.
