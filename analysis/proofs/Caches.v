@@ -150,6 +150,16 @@ Proof.
   apply (proj1 once), in_or_app. now right.
 Qed.
 
+Lemma no_duplicates_joined : forall (l m : list nat),
+  NoDup l -> NoDup m -> (forall j, In j l -> ~ In j m) -> NoDup (l ++ m).
+Proof.
+  intros l m l_once m_once apart. induction l as [|k l IH]; [assumption |].
+  apply NoDup_cons_iff in l_once. simpl. constructor.
+  - intros k_in. apply in_app_or in k_in. destruct k_in as [k_in | k_in]; [tauto |].
+    apply (apart k); [now left | assumption].
+  - apply IH; [tauto |]. intros j j_in. apply apart. now right.
+Qed.
+
 Lemma no_duplicates_with_newcomer : forall (l : list nat) (n : nat), NoDup l -> ~ In n l -> NoDup (l ++ [n]).
 Proof.
   intros l n once new. apply (Permutation_NoDup (Permutation_cons_append l n)). now constructor.
@@ -283,7 +293,7 @@ Lemma residents_are_unmarked_and_pending : forall x s c, well_formed x s c ->
 Proof.
   intros x s c formed. pose proof (pending_is_resident x s c formed) as resident.
   destruct formed as [once [_ [pending_once _]]]. apply NoDup_Permutation; [assumption | |].
-  - apply NoDup_app; [now apply NoDup_filter | assumption |]. intros j j_in. apply filter_In in j_in.
+  - apply no_duplicates_joined; [now apply NoDup_filter | assumption |]. intros j j_in. apply filter_In in j_in.
     destruct j_in as [_ not_pending]. now apply negb_true_iff, member_false_iff in not_pending.
   - intros j. rewrite in_app_iff. unfold unmarked. rewrite filter_In, negb_true_iff, member_false_iff. split.
     + intros j_in. destruct (in_dec Nat.eq_dec j (pending c)); tauto.
@@ -416,7 +426,7 @@ Proof. intros x s. unfold seen. rewrite seq_S. apply app_assoc. Qed.
 
 Lemma seen_once : forall x s, NoDup (seen x s).
 Proof.
-  intros x s. apply NoDup_app; [apply NoDup_filter, seq_NoDup | apply seq_NoDup |].
+  intros x s. apply no_duplicates_joined; [apply NoDup_filter, seq_NoDup | apply seq_NoDup |].
   intros j j_in j_new. apply filter_In in j_in. destruct j_in as [j_in _]. apply in_seq in j_in, j_new. lia.
 Qed.
 
