@@ -156,13 +156,14 @@ Definition one_token_grows : lane := {|
   prompt := 1; after_prefill := fun _ => true; sinks := 0; recent := 0 |}.
 
 Theorem C21_can_be_strict :
-  ordered_scores one_token_grows /\
+  ordered_scores one_token_grows /\ growing_scores one_token_grows /\
   greedy_eviction one_token_grows 1 1 = Some 1%nat /\ score one_token_grows 1 1 = 1%nat /\
   bin_evictions one_token_grows 1 2 2 = [1%nat; 2%nat] /\ score one_token_grows 2 1 = 2%nat.
 Proof.
   repeat split; try reflexivity.
   - simpl. intros u v. rewrite !Nat.leb_le. lia.
   - simpl. intros u v w. rewrite !Nat.leb_le. lia.
+  - intros s [|[|j]]; simpl; try reflexivity. apply Nat.leb_le. lia.
 Qed.
 
 (* 3. G2: which tokens are kept, and their mass *)
@@ -190,7 +191,10 @@ Proof.
   repeat split; try reflexivity.
   - simpl. intros u v. rewrite !Nat.leb_le. lia.
   - simpl. intros u v w. rewrite !Nat.leb_le. lia.
-  - intros within. specialize (within 3%nat). simpl in within. intuition discriminate.
+  - assert (residents (bin scored_10_5_6_1 1 2 3) = [0; 3]%nat) as bin_keeps by (vm_compute; reflexivity).
+    assert (greedy scored_10_5_6_1 (1 + 2) 3 = [0; 1; 2]%nat) as greedy_keeps by (vm_compute; reflexivity).
+    rewrite bin_keeps, greedy_keeps. intros within. specialize (within 3%nat). simpl in within.
+    intuition discriminate.
 Qed.
 
 (* Weights need to grow with the score over tokens that the caches were given: what came later has none in the row. *)
@@ -316,6 +320,14 @@ Proof.
   - split; simpl; [intros u v | intros u v w]; rewrite !Nat.leb_le; lia.
   - split; reflexivity.
   - simpl. lia.
-  - unfold missed. simpl. lra.
-  - unfold missed. simpl. lra.
+  - assert (evicted five_rows 0 (residents (bin five_rows 1 2 0)) = []) as after_0 by (vm_compute; reflexivity).
+    assert (evicted five_rows 1 (residents (bin five_rows 1 2 1)) = []) as after_1 by (vm_compute; reflexivity).
+    assert (evicted five_rows 2 (residents (bin five_rows 1 2 2)) = [1; 2]%nat) as after_2 by (vm_compute; reflexivity).
+    assert (evicted five_rows 3 (residents (bin five_rows 1 2 3)) = [1; 2]%nat) as after_3 by (vm_compute; reflexivity).
+    unfold missed. cbn [seq sum fold_right]. rewrite after_0, after_1, after_2, after_3. simpl. lra.
+  - assert (evicted five_rows 0 (greedy five_rows (1 + 2 - 1) 0) = []) as after_0 by (vm_compute; reflexivity).
+    assert (evicted five_rows 1 (greedy five_rows (1 + 2 - 1) 1) = []) as after_1 by (vm_compute; reflexivity).
+    assert (evicted five_rows 2 (greedy five_rows (1 + 2 - 1) 2) = [2]%nat) as after_2 by (vm_compute; reflexivity).
+    assert (evicted five_rows 3 (greedy five_rows (1 + 2 - 1) 3) = [2; 3]%nat) as after_3 by (vm_compute; reflexivity).
+    unfold missed. cbn [seq sum fold_right]. rewrite after_0, after_1, after_2, after_3. simpl. lra.
 Qed.

@@ -548,3 +548,28 @@ Proof.
     rewrite (filter_ext _ (fun j => sinks x <=? j)) by (intros j; simpl; apply andb_true_r).
     intros empty. rewrite empty in parts. simpl in parts. lia.
 Qed.
+
+(* 9. The model at work *)
+
+(* All scores are equal, so the oldest eligible token goes. Token 0 is a sink, and the newest resident is protected: of
+   0 1 2 3 token 1 goes at step 1, then token 2, then token 3. The bin holds token 1 until token 2 fills it. *)
+Definition all_ties : lane := {|
+  Score := nat; at_most := Nat.leb; score := fun _ _ => 0;
+  prompt := 3; after_prefill := fun _ => true; sinks := 1; recent := 1 |}.
+
+Example ties_evict_the_older :
+  map (greedy_eviction all_ties 3) [1; 2; 3] = [Some 1; Some 2; Some 3] /\
+  map (bin_evictions all_ties 3 2) [1; 2; 3] = [[]; [1; 2]; []] /\
+  residents (bin all_ties 3 2 3) = [0; 3; 4; 5] /\ pending (bin all_ties 3 2 3) = [3].
+Proof. repeat split. Qed.
+
+(* The prefill left tokens 0 and 2 of three. Token 3's score is the number of the step: at step 1 it is the lowest, but
+   also the newest and protected, so token 2 goes; at step 2 it goes itself. *)
+Definition after_a_prefill : lane := {|
+  Score := nat; at_most := Nat.leb; score := fun s j => if j =? 3 then s else 10 - j;
+  prompt := 3; after_prefill := fun j => negb (j =? 1); sinks := 0; recent := 1 |}.
+
+Example scores_of_the_step_decide :
+  start after_a_prefill = [0; 2] /\
+  map (greedy_eviction after_a_prefill 2) [1; 2; 3; 9] = [Some 2; Some 3; Some 4; Some 10].
+Proof. repeat split. Qed.
