@@ -134,18 +134,19 @@ Proof.
   apply (proj2 ordered) with (score x later j); [assumption | apply growing].
 Qed.
 
-(* What the bin evicts at step s greedy eviction evicted too, at one step, no later, and at no higher a score. *)
+(* What the bin evicts at step s greedy eviction evicted too, at one step r and no other, no later, and at no higher a
+   score. *)
 Theorem C21_is_reversed :
   forall (x : lane) (l D s j : nat)
     (scores_ordered : ordered_scores x) (scores_grow : growing_scores x)
     (evicted_by_bin : In j (bin_evictions x l D s)),
-  exists! r, greedy_eviction x l r = Some j /\
+  exists r, (forall t, greedy_eviction x l t = Some j <-> t = r) /\
     (r <= s)%nat /\ at_most x (score x r j) (score x s j) = true.
 Proof.
   intros. destruct (evicted_was_marked x l D s j evicted_by_bin) as [r [before marked]].
   rewrite (proj1 (G1_marks_are_greedys_evictions x l D r)) in marked.
-  exists r. repeat split; try assumption; [now apply scores_grow_over |].
-  intros other [also _]. now apply (greedy_evicts_once x l r other j).
+  exists r. repeat split; try assumption; [| now intros -> | now apply scores_grow_over].
+  intros also. now apply (greedy_evicts_once x l t r j).
 Qed.
 
 (* It can be strict: the prompt's token is scored 10; token 1 is scored 1 when it is marked and 2 a step later, when
@@ -222,6 +223,24 @@ Proof.
       { apply greedy_size; [assumption |]. destruct no_protection as [-> ->]. lia. }
       pose proof (pending_below_capacity x l D s bin_positive). rewrite bin_size, used. lia.
     + intros i j i_in i_not j_in j_not. apply weights_grow; auto. now apply goes_before_is_at_most, before; auto.
+Qed.
+
+(* The three masses can differ: with a row that gives each token its score, the bin of that example holds 11, between the
+   10 and the 16 of greedy eviction. *)
+Theorem G2_mass_can_lie_strictly_between :
+  let w := fun j => INR (score scored_10_5_6_1 0 j) in
+  (forall j, 0 <= w j) /\
+  (forall i j, at_most scored_10_5_6_1 (score scored_10_5_6_1 0 i) (score scored_10_5_6_1 0 j) = true -> w i <= w j) /\
+  (Σ j ∈ greedy scored_10_5_6_1 1 3, w j) = 10 /\
+  (Σ j ∈ residents (bin scored_10_5_6_1 1 2 3), w j) = 11 /\
+  (Σ j ∈ greedy scored_10_5_6_1 (1 + 2 - 1) 3, w j) = 16.
+Proof.
+  assert (greedy scored_10_5_6_1 1 3 = [0]%nat) as few by (vm_compute; reflexivity).
+  assert (residents (bin scored_10_5_6_1 1 2 3) = [0; 3]%nat) as in_between by (vm_compute; reflexivity).
+  assert (greedy scored_10_5_6_1 (1 + 2 - 1) 3 = [0; 2]%nat) as many by (vm_compute; reflexivity).
+  cbv zeta. rewrite few, in_between, many. repeat split; try (simpl; lra).
+  - intros j. apply pos_INR.
+  - intros i j below. apply le_INR, Nat.leb_le, below.
 Qed.
 
 (* 4. G3: at equal memory *)

@@ -224,11 +224,14 @@ Qed.
 Theorem output_error_diameter :
   forall (d : nat) (diameter : R)
     (some_mass_left : m < 1)
-    (values_within_diameter : forall j k, In j row -> In k row -> distance d (v j) (v k) <= diameter)
-    (diameter_nonnegative : 0 <= diameter),
+    (values_within_diameter : forall j k, In j row -> In k row -> distance d (v j) (v k) <= diameter),
   distance d (output row a v) (output row a' v) <= m * diameter.
 Proof.
-  intros. unfold distance. set (u := fun i => output row a v i - output row a' v i).
+  intros. assert (0 <= diameter).
+  { (* The row is not empty, and a value has no distance from itself. *)
+    destruct row as [|j rest]; [destruct a_is_distribution as [_ total]; simpl in total; lra |].
+    apply Rle_trans with (distance d (v j) (v j)); [apply norm_nonnegative | apply values_within_diameter; now left]. }
+  unfold distance. set (u := fun i => output row a v i - output row a' v i).
   destruct (norm_nonnegative d u) as [u_positive | u_zero];
     [| rewrite <- u_zero; apply Rmult_le_pos; [apply missed_mass_nonnegative | assumption]].
   (* Along the error itself the values differ by no more than their distance. *)
