@@ -3,9 +3,9 @@
    The paper says that the bin's loss is at most greedy eviction's. We prove, for the two caches of Caches.v,
 
    - G1: at every step the bin marks what greedy eviction evicts, so that with the same budget it has lost a part of
-     what greedy eviction lost, and misses less in every row: exactly the attention to the tokens in the bin;
-   - C2.1: with cumulative scores the paper's comparison is reversed: a token's score when the bin evicts it is at least
-     its score when greedy eviction does;
+     what greedy eviction lost, and misses no more in any row: less by the attention to the tokens in the bin;
+   - C2.1: if the loss is a token's score when it is evicted, and scores are cumulative, the paper's comparison is
+     reversed: the bin evicts a token at no lower a score than greedy eviction does;
    - G2: what greedy eviction with budget l keeps, the bin keeps. The bin does not keep a part of what greedy eviction
      with budget l + D keeps, but with fixed scores its mass lies between those of budgets l and l + D - 1;
    - G3: so with fixed scores greedy eviction misses no more than the bin where both need the same memory at their peak,

@@ -9,7 +9,7 @@
      length is at most m times the diameter of the values, and p / (1 - p) times the distance of the output from the
      value of the token, when one token of probability p is evicted.
 
-   The paper (arXiv 2602.02197) measures a loss by the evicted tokens' scores; these identities say what that loses. *)
+   The paper (arXiv 2602.02197) counts evicted scores as loss; these identities say what a lost mass does to a row. *)
 
 From Coq Require Import Reals List Lra Lia Permutation.
 From HAE Require Import Sums.
