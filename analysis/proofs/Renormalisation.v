@@ -252,7 +252,8 @@ Proof.
           by (intros; now rewrite sum_scaled).
         rewrite sum_swap. apply sum_ext. intros i _. unfold output. rewrite Rmult_comm, <- sum_scaled.
         apply sum_ext. intros. ring. }
-      rewrite !along. rewrite (sum_ext (fun i => (u i)²) (fun i => output row a v i * u i + - 1 * (output row a' v i * u i)))
+      rewrite !along.
+      rewrite (sum_ext (fun i => (u i)²) (fun i => output row a v i * u i + - 1 * (output row a' v i * u i)))
         by (intros; unfold Rsqr; unfold u at 1; ring).
       rewrite sum_plus, sum_scaled. ring. }
   apply (Rmult_le_reg_r (norm d u)); [assumption |]. lra.
