@@ -1,0 +1,276 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "sim/errors.hpp"
+#include "validate/validate.hpp"
+
+namespace hae::validate {
+namespace {
+
+/// Two fillings of outputs that no right result equals as a whole: NaN or -1, and 2.5e17 or the like.
+constexpr unsigned char kPoisons[] = {0xFF, 0x5C};
+
+/// The same shape with other numbers: floats reversed and halved, all slots in use, lists as long as can be.
+Problem disturbed(const Problem& problem) {
+  Problem other = problem;
+  for (Tensor& given : other.inputs) {
+    if (is_float(given.type)) {
+      std::ranges::reverse(given.values);
+      for (double& value : given.values) {
+        value = rounded(given.type, std::isnan(value) ? 1.0 : value / 2 + 0.125);
+      }
+    }
+    if (given.counts) {
+      std::ranges::fill(given.values, double(problem.extent(*given.counts)));
+    }
+  }
+  return other;
+}
+
+/// Work space between guards; keeps what a call left in it.
+class Workspace {
+ public:
+  explicit Workspace(const Memory& memory) : memory_(memory) {}
+
+  hae_context context(std::int64_t bytes, bool dirty) {
+    hae_context context = memory_.context();
+    if (bytes <= 0) {
+      return context;
+    }
+    if (bytes != bytes_) {
+      bytes_ = bytes;
+      block_ = memory_.allocate(bytes_ + kGuard);
+      dirty = false;
+    }
+    if (!dirty) {
+      const std::vector<std::byte> poison(at(bytes_ + kGuard), std::byte{0xFF});
+      memory_.copy_in(block_.get(), poison.data(), std::ssize(poison));
+    }
+    context.workspace = block_.get();
+    context.workspace_bytes = bytes_;
+    return context;
+  }
+
+  [[nodiscard]] bool overrun() const {
+    if (block_ == nullptr) {
+      return false;
+    }
+    std::vector<std::byte> all(at(bytes_ + kGuard));
+    memory_.copy_out(all.data(), block_.get(), std::ssize(all));
+    return std::any_of(all.begin() + bytes_, all.end(), [](std::byte b) { return b != std::byte{0xFF}; });
+  }
+
+ private:
+  static constexpr Index kGuard = 512;
+
+  const Memory& memory_;
+  std::int64_t bytes_ = 0;
+  std::shared_ptr<void> block_;
+};
+
+Finding finding_of(Finding::Kind kind, const std::string& array, std::string text) {
+  Finding finding;
+  finding.kind = kind;
+  finding.array = array;
+  finding.text = array + (array.empty() ? "" : ": ") + std::move(text);
+  return finding;
+}
+
+/// The elements of each output, without what lies between them.
+using Bytes = std::map<std::string, std::vector<std::byte>>;
+
+/// One problem, its arrays, and calls on them.
+class Session {
+ public:
+  Session(const hae_kernels& kernels, const Problem& problem)
+      : kernels_(kernels),
+        operation_(operation_of(problem.operation)),
+        problem_(problem),
+        memory_(kernels.memory),
+        placed_(problem, memory_),
+        workspace_(memory_) {}
+
+  Outcome run() {
+    Outcome outcome;
+    outcome.problem = problem_;
+    const std::int32_t status = call(placed_, kPoisons[0], false);
+    if (status == HAE_UNSUPPORTED) {
+      outcome.status = Outcome::Status::unsupported;
+      return outcome;
+    }
+    if (status == HAE_DONE) {
+      outcome.results = results();
+      const Bytes first = bytes();
+      call(placed_, kPoisons[0], false);
+      compare_bytes(first, Finding::Kind::unstable, "an equal call gave other bytes");
+      call(placed_, kPoisons[1], false);
+      find_unwritten(first);
+      judge(outcome.results);
+      compare_bytes(first, Finding::Kind::residue, "depends on what the output held before the call");
+      disturb();
+      call(placed_, kPoisons[0], true);
+      compare_bytes(first, Finding::Kind::history, "a call after one with other numbers gave other bytes");
+    }
+    outcome.findings = std::move(findings_);
+    outcome.status = outcome.findings.empty() ? Outcome::Status::passed : Outcome::Status::failed;
+    return outcome;
+  }
+
+ private:
+  std::int32_t call(Placement& placed, unsigned char poison, bool dirty) {
+    placed.fill(poison);
+    const std::int32_t status = operation_.call(
+        kernels_, problem_, placed, [&](std::int64_t bytes) { return workspace_.context(bytes, dirty); });
+    memory_.synchronize();
+    placed.fetch();
+    if (status != HAE_DONE && status != HAE_UNSUPPORTED) {
+      add(finding_of(
+          Finding::Kind::status, "",
+          "the kernel returned " + std::to_string(status) + ", expected HAE_DONE or HAE_UNSUPPORTED"));
+    }
+    for (const auto& [array, what] : placed.damage()) {
+      add(finding_of(Finding::Kind::overrun, array, what));
+    }
+    if (workspace_.overrun()) {
+      add(finding_of(Finding::Kind::overrun, "workspace", "written beyond workspace_bytes"));
+    }
+    return status;
+  }
+
+  /// Each array is reported once for each kind of fault.
+  void add(Finding finding) {
+    const bool known = std::ranges::any_of(findings_, [&](const Finding& other) {
+      return other.kind == finding.kind && other.array == finding.array;
+    });
+    if (!known) {
+      findings_.push_back(std::move(finding));
+    }
+  }
+
+  [[nodiscard]] Results results() const {
+    Results results;
+    for (const Tensor& output : problem_.outputs) {
+      results[output.name] = placed_.output(output.name).values();
+    }
+    return results;
+  }
+
+  [[nodiscard]] Bytes bytes() const {
+    Bytes all;
+    for (const Tensor& output : problem_.outputs) {
+      const Index size = bytes_of(output.type);
+      for (Index i = 0; i < problem_.size(output); ++i) {
+        const std::byte* element = placed_.output(output.name).element(i);
+        all[output.name].insert(all[output.name].end(), element, element + size);
+      }
+    }
+    return all;
+  }
+
+  void judge(const Results& results) {
+    const Arithmetic arithmetic(format_of(static_cast<Type>(kernels_.accumulation)));
+    for (Finding& finding : operation_.judge(problem_, results, arithmetic)) {
+      const bool is_unwritten = std::ranges::any_of(findings_, [&](const Finding& other) {
+        return other.kind == Finding::Kind::unwritten && other.array == finding.array;
+      });
+      if (!is_unwritten) {
+        add(std::move(finding));
+      }
+    }
+  }
+
+  /// Elements that hold the filling after either call.
+  void find_unwritten(const Bytes& first) {
+    const Bytes second = bytes();
+    for (const Tensor& output : problem_.outputs) {
+      if (problem_.input(output.name) != nullptr || problem_.layout.in_place || problem_.size(output) == 0) {
+        continue;
+      }
+      const std::vector<bool> defined = operation_.defined(problem_, output);
+      const Index size = bytes_of(output.type);
+      const auto is_poison = [&](const std::vector<std::byte>& bytes, Index i, unsigned char poison) {
+        return std::all_of(bytes.begin() + i * size, bytes.begin() + (i + 1) * size,
+                           [&](std::byte b) { return b == std::byte{poison}; });
+      };
+      for (Index i = 0; i < std::ssize(defined); ++i) {
+        if (defined[at(i)] && is_poison(first.at(output.name), i, kPoisons[0]) &&
+            is_poison(second.at(output.name), i, kPoisons[1])) {
+          Finding finding = finding_of(Finding::Kind::unwritten, output.name,
+                                       "element " + place_of(problem_, output, i) + " was not written");
+          finding.place = place_of(problem_, output, i);
+          add(std::move(finding));
+          break;
+        }
+      }
+    }
+  }
+
+  void compare_bytes(const Bytes& first, Finding::Kind kind, const std::string& what) {
+    const Bytes now = bytes();
+    for (const Tensor& output : problem_.outputs) {
+      const std::vector<bool> defined = operation_.defined(problem_, output);
+      const Index size = bytes_of(output.type);
+      for (Index i = 0; i < std::ssize(defined); ++i) {
+        if (!defined[at(i)] || std::memcmp(first.at(output.name).data() + i * size,
+                                           now.at(output.name).data() + i * size, at(size)) == 0) {
+          continue;
+        }
+        const bool is_known = std::ranges::any_of(findings_, [&](const Finding& other) {
+          return other.array == output.name &&
+                 (other.kind == Finding::Kind::unstable || other.kind == Finding::Kind::residue ||
+                  other.kind == Finding::Kind::unwritten);
+        });
+        if (!is_known) {
+          Finding finding =
+              finding_of(kind, output.name, "element " + place_of(problem_, output, i) + ": " + what);
+          finding.place = place_of(problem_, output, i);
+          add(std::move(finding));
+        }
+        break;
+      }
+    }
+  }
+
+  void disturb() {
+    const Problem other = disturbed(problem_);
+    Placement placed(other, memory_);
+    call(placed, kPoisons[1], true);
+  }
+
+  const hae_kernels& kernels_;
+  const Operation& operation_;
+  const Problem& problem_;
+  Memory memory_;
+  Placement placed_;
+  Workspace workspace_;
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+void check(const hae_kernels& kernels) {
+  const auto refuse = [](const std::string& what) { throw ConfigError("the table of kernels: " + what); };
+  if (kernels.abi != HAE_KERNELS_ABI) {
+    refuse("abi is " + std::to_string(kernels.abi) + ", expected " + std::to_string(HAE_KERNELS_ABI) +
+           "; compile the library with this version's hae/kernels.h");
+  }
+  if (kernels.accumulation != HAE_FLOAT32 && kernels.accumulation != HAE_FLOAT64) {
+    refuse("accumulation is " + std::to_string(kernels.accumulation) +
+           ", expected HAE_FLOAT32 or HAE_FLOAT64: sums of thousands of terms in less have no bound");
+  }
+  const hae_memory& memory = kernels.memory;
+  const bool any = memory.allocate != nullptr || memory.release != nullptr || memory.copy_in != nullptr ||
+                   memory.copy_out != nullptr;
+  const bool all = memory.allocate != nullptr && memory.release != nullptr && memory.copy_in != nullptr &&
+                   memory.copy_out != nullptr;
+  if (any != all) {
+    refuse("memory has some of allocate, release, copy_in and copy_out; give all, or none for host memory");
+  }
+}
+
+Outcome run(const hae_kernels& kernels, const Problem& problem) {
+  return Session(kernels, problem).run();
+}
+
+}  // namespace hae::validate
