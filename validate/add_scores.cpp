@@ -243,8 +243,39 @@ std::optional<Problem> tiled(const Problem& problem) {
   return altered;
 }
 
+/// Scores of slots in use that begin at 0.
+std::optional<Problem> forgets_scores(const Problem& problem) {
+  Problem altered = problem;
+  const Index slots = problem.extent(Axis::slots);
+  const Index of_item = problem.extent(Axis::lanes) * slots;
+  std::vector<double>& scores = altered.input("scores")->values;
+  for (Index i = 0; i < std::ssize(scores); ++i) {
+    const bool in_use = double(i % slots) < problem.value_or("lengths", i / of_item, double(slots));
+    scores[at(i)] = in_use ? 0 : scores[at(i)];
+  }
+  return altered;
+}
+
+/// Whether largest is what the sums have become.
+bool holds_sums(const Problem& problem, const Results& results, const std::vector<Finding>& findings) {
+  const auto largest = results.find("largest");
+  if (largest == results.end() || findings.front().array != "largest") {
+    return false;
+  }
+  for (Index i = 0; i < std::ssize(largest->second); ++i) {
+    const double sum = results.at("scores")[at(i)];
+    const double before = problem.values("largest")[at(i)];
+    if (!std::isnan(sum) && largest->second[at(i)] != std::max(before, sum) &&
+        largest->second[at(i)] != before) {
+      return false;
+    }
+  }
+  return true;
+}
+
 std::vector<Suspicion> suspicions() {
   std::vector<Suspicion> all{
+      {"the maximum is taken of the sums, not of the rows' values", {}, holds_sums},
       {"query heads are tiled over lanes (h mod lanes) instead of interleaved (h / group)", tiled},
       {"the sum over query heads where their mean is asked for",
        [](const Problem& p) {
@@ -257,8 +288,7 @@ std::vector<Suspicion> suspicions() {
          const Index group = p.extent(Axis::group);
          return group > 1 ? std::optional(without(p, Axis::group, 1, group)) : std::nullopt;
        }},
-      {"the scores before the call are overwritten",
-       [](const Problem& p) { return with_values(p, "scores", [](double) { return 0.0; }); }},
+      {"the scores before the call are overwritten", forgets_scores},
       {"rows that do not count are counted: padding is summed",
        [](const Problem& p) { return without_input(p, "counted"); }},
       {"the last row is left out",

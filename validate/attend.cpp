@@ -527,13 +527,15 @@ std::optional<Problem> tiled(const Problem& problem) {
   return altered.outputs.empty() ? std::nullopt : std::optional(altered);
 }
 
-/// Results that are not finite in rows whose logits are beyond what exp can take.
-bool overflows(const Problem& problem, const std::vector<Finding>& findings) {
-  const bool not_finite = std::ranges::all_of(findings, [](const Finding& finding) {
-    return finding.kind != Finding::Kind::value || !std::isfinite(finding.got);
-  });
-  constexpr double kLargestExponent = 88.7;  // exp of more overflows float32
-  double largest = 0;
+/// Largest logits of rows: the greatest and the least of them, and the greatest magnitude of any logit.
+struct Extremes {
+  double highest = -kInfinity;
+  double lowest = kInfinity;
+  double magnitude = 0;
+};
+
+Extremes extremes_of(const Problem& problem) {
+  Extremes extremes;
   for (Index item = 0; item < problem.extent(Axis::items); ++item) {
     for (Index lane = 0; lane < problem.extent(Axis::lanes); ++lane) {
       std::vector<bool> takes;
@@ -542,18 +544,79 @@ bool overflows(const Problem& problem, const std::vector<Finding>& findings) {
       }
       const Index in_lane = item * problem.extent(Axis::lanes) + lane;
       for (Index head = 0; head < problem.extent(Axis::group); ++head) {
-        largest = std::max(
-            largest,
-            logits_of(problem, takes, in_lane, in_lane * problem.extent(Axis::group) + head).magnitude);
+        const Logits logits =
+            logits_of(problem, takes, in_lane, in_lane * problem.extent(Axis::group) + head);
+        if (std::ranges::count(takes, true) > 0) {
+          extremes.highest = std::max(extremes.highest, double(logits.largest));
+          extremes.lowest = std::min(extremes.lowest, double(logits.largest));
+          extremes.magnitude = std::max(extremes.magnitude, logits.magnitude);
+        }
       }
     }
   }
-  return not_finite && largest > kLargestExponent;
+  return extremes;
+}
+
+constexpr double kExponent = 87;  // exp of more overflows float32, exp of less than its negative is subnormal
+
+bool all_findings(const std::vector<Finding>& findings, const std::function<bool(const Finding&)>& holds) {
+  return std::ranges::all_of(findings, [&](const Finding& finding) {
+    return finding.kind != Finding::Kind::value || holds(finding);
+  });
+}
+
+bool is_lost(const Finding& finding) {
+  return !std::isfinite(finding.got) || finding.got == 0;
+}
+
+bool has_no_maximum(const Problem& problem, const Results&, const std::vector<Finding>& findings) {
+  return all_findings(findings, is_lost) && extremes_of(problem).magnitude > kExponent;
+}
+
+bool has_maximum_from_zero(const Problem& problem, const Results&, const std::vector<Finding>& findings) {
+  const Extremes extremes = extremes_of(problem);
+  return all_findings(findings, is_lost) && extremes.lowest < -kExponent && extremes.highest < kExponent;
+}
+
+bool has_masked_nan(const Problem&, const Results&, const std::vector<Finding>& findings) {
+  return all_findings(findings, [](const Finding& finding) {
+    return (finding.expected == 0 || finding.expected == -kInfinity) && std::isnan(finding.got);
+  });
+}
+
+bool is_base_2(const Problem&, const Results&, const std::vector<Finding>& findings) {
+  constexpr double kLn2 = 0.6931471805599453;
+  return all_findings(findings, [](const Finding& finding) {
+    return finding.array == "log_sum_exp" && std::fabs(finding.got * kLn2 - finding.expected) <=
+                                                 1e-4 * std::fabs(finding.expected) + finding.bound;
+  });
+}
+
+/// Every row of more than one key has a 1 in it: its largest weight.
+bool is_not_divided(const Problem& problem, const Results& results, const std::vector<Finding>& findings) {
+  const auto probabilities = results.find("probabilities");
+  if (probabilities == results.end() ||
+      !all_findings(findings, [](const Finding& finding) { return finding.array == "probabilities"; })) {
+    return false;
+  }
+  const Index slots = problem.extent(Axis::slots);
+  Index ones = 0;
+  Index rows = 0;
+  for (auto row = probabilities->second.begin(); slots > 0 && row != probabilities->second.end();
+       row += slots) {
+    ++rows;
+    ones += std::count(row, row + slots, 1.0) > 0;
+  }
+  return 2 * ones > rows;
 }
 
 std::vector<Suspicion> suspicions() {
   std::vector<Suspicion> all{
-      {"the maximum is not subtracted before exp: weights overflow", {}, overflows},
+      {"the maximum starts at 0: the weights of low logits underflow", {}, has_maximum_from_zero},
+      {"the maximum is not subtracted before exp: weights overflow", {}, has_no_maximum},
+      {"a row in which no slot takes part gives NaN instead of 0", {}, has_masked_nan},
+      {"log_sum_exp is to base 2 instead of e", {}, is_base_2},
+      {"probabilities are weights, not divided by their sum", {}, is_not_divided},
       {"query heads are tiled over KV heads (h mod kv_heads) instead of interleaved (h / group)", tiled},
       {"every query head reads KV head 0",
        [](const Problem& p) -> std::optional<Problem> {

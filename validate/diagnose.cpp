@@ -6,11 +6,12 @@
 namespace hae::validate {
 namespace {
 
-/// So many failing cases are held against the faults of the field, the smallest first.
+/// So many failing cases are held against the faults of the field, small and larger ones.
 constexpr std::size_t kMostCases = 24;
+constexpr Index kMostElements = 20000;
 
 /// A fault is named when it explains at least this share of them.
-constexpr double kShare = 0.6;
+constexpr double kShare = 0.7;
 
 Index size_of(const Outcome& outcome) {
   Index size = 0;
@@ -29,8 +30,15 @@ std::vector<const Outcome*> evidence(const std::vector<Outcome>& outcomes) {
     }
   }
   std::ranges::stable_sort(failed, {}, [](const Outcome* outcome) { return size_of(*outcome); });
-  failed.resize(std::min(failed.size(), kMostCases));
-  return failed;
+  const auto small = std::ranges::count_if(
+      failed, [](const Outcome* outcome) { return size_of(*outcome) <= kMostElements; });
+  failed.resize(std::max<std::size_t>(at(small), std::min<std::size_t>(failed.size(), 1)));
+  std::vector<const Outcome*> spread;
+  const std::size_t cases = std::min(failed.size(), kMostCases);
+  for (std::size_t i = 0; i < cases; ++i) {
+    spread.push_back(failed[i * failed.size() / cases]);
+  }
+  return spread;
 }
 
 bool has(const Outcome& outcome, Finding::Kind kind) {
@@ -41,11 +49,11 @@ Index count(const std::vector<const Outcome*>& failed, const std::function<bool(
   return std::ranges::count_if(failed, [&](const Outcome* outcome) { return holds(*outcome); });
 }
 
-bool agrees(const Operation& operation, const Problem& problem, const Results& results,
-            const Arithmetic& arithmetic) {
-  return std::ranges::all_of(problem.outputs,
-                             [&](const Tensor& output) { return results.contains(output.name); }) &&
-         operation.judge(problem, results, arithmetic).empty();
+/// Scores beside a choice are the given ones, whatever a fault ranks by.
+bool agrees(const Operation& operation, Problem problem, Results results, const Arithmetic& arithmetic) {
+  std::erase_if(problem.outputs, [](const Tensor& output) { return output.name == "chosen_scores"; });
+  results.erase("chosen_scores");
+  return operation.judge(problem, results, arithmetic).empty();
 }
 
 bool explains(const Suspicion& suspicion, const Operation& operation, const Outcome& outcome,
@@ -54,7 +62,7 @@ bool explains(const Suspicion& suspicion, const Operation& operation, const Outc
     return false;  // the kernel returned an error
   }
   if (suspicion.explains) {
-    return suspicion.explains(outcome.problem, outcome.findings);
+    return suspicion.explains(outcome.problem, outcome.results, outcome.findings);
   }
   const std::optional<Problem> altered = suspicion.alter(outcome.problem);
   return altered && agrees(operation, *altered, outcome.results, arithmetic);
@@ -70,13 +78,16 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
     return count(failed, [&](const Outcome& outcome) { return has(outcome, kind); }) > 0;
   };
   if (any(Finding::Kind::unstable)) {
-    return "equal calls differ: a race, or sums whose order changes from call to call";
+    return "equal calls differ: a race, sums whose order changes, or a buffer with what an earlier call left "
+           "in it";
   }
   if (any(Finding::Kind::history)) {
-    return "a result depends on earlier calls: work space or state that is not cleared";
+    return "a result depends on earlier calls: state that is kept from one to the next";
   }
-  if (any(Finding::Kind::residue)) {
-    return "a result depends on what its output held before: it is added to, or partly written";
+  for (const Outcome* outcome : failed) {
+    if (has(*outcome, Finding::Kind::status)) {
+      return outcome->findings.front().text;
+    }
   }
   return "";
 }
@@ -97,7 +108,8 @@ std::string by_suspicion(const Operation& operation, const std::vector<const Out
 }
 
 /// Whether the results are right for sums of fewer bits than the table states.
-std::string by_precision(const Operation& operation, const std::vector<const Outcome*>& failed) {
+std::string by_precision(const Operation& operation, const std::vector<const Outcome*>& failed,
+                         const Format& stated) {
   struct Narrower {
     Format format;
     const char* name;
@@ -106,7 +118,10 @@ std::string by_precision(const Operation& operation, const std::vector<const Out
       {{24, 8}, "float32"}, {{11, 8}, "TensorFloat-32 or float16"}, {{8, 8}, "bfloat16"}};
   for (const auto& [format, name] : kFormats) {
     const Index explained = count(failed, [&, format = format](const Outcome& outcome) {
-      return !outcome.results.empty() && !has(outcome, Finding::Kind::overrun) &&
+      const bool is_finite = std::ranges::all_of(outcome.findings, [](const Finding& finding) {
+        return finding.kind != Finding::Kind::unwritten && std::isfinite(finding.got);
+      });
+      return !outcome.results.empty() && is_finite && format.precision < stated.precision &&
              agrees(operation, outcome.problem, outcome.results, Arithmetic(format));
     });
     if (double(explained) >= kShare * double(failed.size())) {
@@ -132,22 +147,39 @@ std::string by_damage(const std::vector<const Outcome*>& failed) {
   return "";
 }
 
-/// What all failing cases have and no passing one.
-std::string in_common(const std::vector<Outcome>& outcomes, const std::vector<const Outcome*>& failed) {
-  std::set<std::string> common = failed.front()->features;
-  for (const Outcome& outcome : outcomes) {
-    const bool is_failed = outcome.status == Outcome::Status::failed;
-    if (outcome.status != Outcome::Status::unsupported) {
-      std::erase_if(common, [&](const std::string& feature) {
-        return outcome.features.contains(feature) != is_failed;
-      });
-    }
-  }
+std::string listed(const std::set<std::string>& features) {
   std::string text;
-  for (const std::string& feature : common) {
+  for (const std::string& feature : features) {
     text += (text.empty() ? "" : ", ") + feature;
   }
   return text;
+}
+
+/// What all failing cases have: and no passing one, or else at most half of them.
+std::string in_common(const std::vector<Outcome>& outcomes) {
+  std::map<std::string, Index> failed;
+  std::map<std::string, Index> passed;
+  Index failures = 0;
+  Index passes = 0;
+  for (const Outcome& outcome : outcomes) {
+    const bool is_failed = outcome.status == Outcome::Status::failed;
+    failures += is_failed;
+    passes += outcome.status == Outcome::Status::passed;
+    for (const std::string& feature : outcome.features) {
+      ++(is_failed ? failed : passed)[feature];
+    }
+  }
+  std::set<std::string> only;
+  std::set<std::string> mostly;
+  for (const auto& [feature, times] : failed) {
+    if (times == failures && passes > 0) {
+      (passed[feature] == 0 ? only : mostly).insert(feature);
+    }
+  }
+  std::erase_if(mostly, [&](const std::string& feature) { return 2 * passed[feature] > passes; });
+  return !only.empty()     ? "; only cases with " + listed(only) + " fail"
+         : !mostly.empty() ? "; all failing cases have " + listed(mostly)
+                           : "";
 }
 
 }  // namespace
@@ -158,26 +190,33 @@ std::string diagnose(const hae_kernels& kernels, const std::vector<Outcome>& out
     return "";
   }
   const Operation& operation = operation_of(failed.front()->problem.operation);
-  const Arithmetic arithmetic(format_of(static_cast<Type>(kernels.accumulation)));
+  const Format stated = format_of(static_cast<Type>(kernels.accumulation));
+  const Arithmetic arithmetic(stated);
   std::string fault = by_kind(failed);
-  if (fault.empty()) {
-    fault = by_suspicion(operation, failed, arithmetic);
-  }
   if (fault.empty()) {
     fault = by_damage(failed);
   }
   if (fault.empty()) {
-    fault = by_precision(operation, failed);
+    fault = by_suspicion(operation, failed, arithmetic);
   }
-  const bool unwritten = count(failed, [](const Outcome& o) { return has(o, Finding::Kind::unwritten); }) > 0;
-  if (fault.empty() && unwritten) {
+  const auto any = [&](Finding::Kind kind) {
+    return count(failed, [&](const Outcome& outcome) { return has(outcome, kind); }) > 0;
+  };
+  if (fault.empty() && any(Finding::Kind::residue)) {
+    fault =
+        "a result depends on what its output or the work space held before: it is not cleared, or partly "
+        "written";
+  }
+  if (fault.empty() && any(Finding::Kind::unwritten)) {
     fault = "elements of an output are not written";
   }
-  const std::string common = in_common(outcomes, failed);
+  if (fault.empty()) {
+    fault = by_precision(operation, failed, stated);
+  }
   if (fault.empty()) {
     fault = "no fault that is known here explains it";
   }
-  return common.empty() ? fault : fault + "; only cases with " + common + " fail";
+  return fault + in_common(outcomes);
 }
 
 }  // namespace hae::validate

@@ -24,7 +24,7 @@ struct Finding {
     order,      ///< the right set in a wrong order
     score,      ///< a score that is not its token's
     unstable,   ///< equal calls, other bytes
-    residue,    ///< other bytes when outputs held something else before
+    residue,    ///< other bytes when outputs or work space held something else before
     history,    ///< other bytes after a call with other numbers
   } kind = Kind::value;
   std::string array;  ///< as in kernels.h
@@ -56,7 +56,7 @@ struct Suspicion {
   /// The problem to whose right answer it leads; none where it makes no difference.
   std::function<std::optional<Problem>(const Problem&)> alter;
   /// Or whether the findings are what it leads to.
-  std::function<bool(const Problem&, const std::vector<Finding>&)> explains{};
+  std::function<bool(const Problem&, const Results&, const std::vector<Finding>&)> explains{};
 };
 
 /// One operation of kernels.h: its cases, its reference and its verdicts.

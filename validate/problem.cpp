@@ -128,6 +128,9 @@ std::set<std::string> features(const Problem& problem) {
   for (const Tensor& tensor : problem.inputs) {
     if (is_float(tensor.type)) {
       found.insert(std::string(name_of(tensor.type)) + " " + tensor.name);
+      if (std::ranges::any_of(tensor.values, [](double value) { return std::isnan(value); })) {
+        found.insert("NaN in " + tensor.name);
+      }
     } else {
       found.insert(tensor.name + " given");
     }
@@ -143,6 +146,9 @@ std::set<std::string> features(const Problem& problem) {
     }
     if (extent > 1024) {
       found.insert("more than 1024 " + name);
+    }
+    if (extent > 65535) {
+      found.insert("more than 65535 " + name);
     }
     if (extent % 32 != 0) {
       found.insert(name + " not a multiple of 32");

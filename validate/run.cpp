@@ -8,8 +8,8 @@
 namespace hae::validate {
 namespace {
 
-/// Two fillings of outputs that no right result equals as a whole: NaN or -1, and 2.5e17 or the like.
-constexpr unsigned char kPoisons[] = {0xFF, 0x5C};
+/// Two fillings of outputs and work space: NaN or -1, and a small number, 0.011 in float32.
+constexpr unsigned char kPoisons[] = {0xFF, 0x3C};
 
 /// The same shape with other numbers: floats reversed and halved, all slots in use, lists as long as can be.
 Problem disturbed(const Problem& problem) {
@@ -33,7 +33,8 @@ class Workspace {
  public:
   explicit Workspace(const Memory& memory) : memory_(memory) {}
 
-  hae_context context(std::int64_t bytes, bool dirty) {
+  /// fill  none: as the last call left it
+  hae_context context(std::int64_t bytes, std::optional<unsigned char> fill) {
     hae_context context = memory_.context();
     if (bytes <= 0) {
       return context;
@@ -41,10 +42,11 @@ class Workspace {
     if (bytes != bytes_) {
       bytes_ = bytes;
       block_ = memory_.allocate(bytes_ + kGuard);
-      dirty = false;
+      fill = fill.value_or(kPoisons[0]);
     }
-    if (!dirty) {
-      const std::vector<std::byte> poison(at(bytes_ + kGuard), std::byte{0xFF});
+    if (fill) {
+      std::vector<std::byte> poison(at(bytes_ + kGuard), std::byte{0xFF});
+      std::fill_n(poison.begin(), bytes_, std::byte{*fill});
       memory_.copy_in(block_.get(), poison.data(), std::ssize(poison));
     }
     context.workspace = block_.get();
@@ -88,13 +90,14 @@ class Session {
         operation_(operation_of(problem.operation)),
         problem_(problem),
         memory_(kernels.memory),
+        arithmetic_(format_of(static_cast<Type>(kernels.accumulation))),
         placed_(problem, memory_),
         workspace_(memory_) {}
 
   Outcome run() {
     Outcome outcome;
     outcome.problem = problem_;
-    const std::int32_t status = call(placed_, kPoisons[0], false);
+    const std::int32_t status = call(placed_, kPoisons[0], kPoisons[0]);
     if (status == HAE_UNSUPPORTED) {
       outcome.status = Outcome::Status::unsupported;
       return outcome;
@@ -102,14 +105,15 @@ class Session {
     if (status == HAE_DONE) {
       outcome.results = results();
       const Bytes first = bytes();
-      call(placed_, kPoisons[0], false);
+      call(placed_, kPoisons[0], kPoisons[0]);
       compare_bytes(first, Finding::Kind::unstable, "an equal call gave other bytes");
-      call(placed_, kPoisons[1], false);
+      call(placed_, kPoisons[1], kPoisons[1]);
       find_unwritten(first);
       judge(outcome.results);
-      compare_bytes(first, Finding::Kind::residue, "depends on what the output held before the call");
+      compare_bytes(first, Finding::Kind::residue,
+                    "depends on what outputs or work space held before the call");
       disturb();
-      call(placed_, kPoisons[0], true);
+      call(placed_, kPoisons[0], std::nullopt);
       compare_bytes(first, Finding::Kind::history, "a call after one with other numbers gave other bytes");
     }
     outcome.findings = std::move(findings_);
@@ -118,10 +122,10 @@ class Session {
   }
 
  private:
-  std::int32_t call(Placement& placed, unsigned char poison, bool dirty) {
+  std::int32_t call(Placement& placed, unsigned char poison, std::optional<unsigned char> workspace) {
     placed.fill(poison);
     const std::int32_t status = operation_.call(
-        kernels_, problem_, placed, [&](std::int64_t bytes) { return workspace_.context(bytes, dirty); });
+        kernels_, problem_, placed, [&](std::int64_t bytes) { return workspace_.context(bytes, workspace); });
     memory_.synchronize();
     placed.fetch();
     if (status != HAE_DONE && status != HAE_UNSUPPORTED) {
@@ -169,8 +173,7 @@ class Session {
   }
 
   void judge(const Results& results) {
-    const Arithmetic arithmetic(format_of(static_cast<Type>(kernels_.accumulation)));
-    for (Finding& finding : operation_.judge(problem_, results, arithmetic)) {
+    for (Finding& finding : operation_.judge(problem_, results, arithmetic_)) {
       const bool is_unwritten = std::ranges::any_of(findings_, [&](const Finding& other) {
         return other.kind == Finding::Kind::unwritten && other.array == finding.array;
       });
@@ -232,16 +235,29 @@ class Session {
     }
   }
 
+  /// Also right, by itself: else it is what the calls before left.
   void disturb() {
     const Problem other = disturbed(problem_);
     Placement placed(other, memory_);
-    call(placed, kPoisons[1], true);
+    const bool is_right = call(placed, kPoisons[1], std::nullopt) == HAE_DONE && findings_.empty();
+    if (!is_right) {
+      return;
+    }
+    Results results;
+    for (const Tensor& output : other.outputs) {
+      results[output.name] = placed.output(output.name).values();
+    }
+    for (const Finding& finding : operation_.judge(other, results, arithmetic_)) {
+      add(finding_of(Finding::Kind::history, finding.array,
+                     "right at first, then with other numbers in the same shape: " + finding.text));
+    }
   }
 
   const hae_kernels& kernels_;
   const Operation& operation_;
   const Problem& problem_;
   Memory memory_;
+  Arithmetic arithmetic_;
   Placement placed_;
   Workspace workspace_;
   std::vector<Finding> findings_;

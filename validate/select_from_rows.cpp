@@ -167,6 +167,10 @@ std::vector<Suspicion> suspicions() {
          return with_values(p, "counts", [](double n) { return std::max(n - 1, 0.0); });
        }},
   };
+  const auto lanes = [](const Problem& p) { return lanes_of(p, Arithmetic(format_of(Type::float32))); };
+  for (Suspicion& suspicion : choice_suspicions(lanes)) {
+    all.push_back(std::move(suspicion));
+  }
   for (Suspicion& suspicion : length_suspicions()) {
     all.push_back(std::move(suspicion));
   }

@@ -266,6 +266,9 @@ std::vector<Suspicion> suspicions() {
          return with_values(p, "counts", [first](double) { return first; });
        }},
   };
+  for (Suspicion& suspicion : choice_suspicions(lanes_of)) {
+    all.push_back(std::move(suspicion));
+  }
   for (Suspicion& suspicion : length_suspicions()) {
     all.push_back(std::move(suspicion));
   }

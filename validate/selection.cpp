@@ -139,6 +139,51 @@ std::vector<Index> lowest(const Lane& lane) {
   return order;
 }
 
+std::vector<Suspicion> choice_suspicions(std::vector<Lane> (*lanes_of)(const Problem&)) {
+  const auto all_are = [](Finding::Kind kind) {
+    return [kind](const Problem&, const Results&, const std::vector<Finding>& findings) {
+      return std::ranges::all_of(findings, [&](const Finding& finding) { return finding.kind == kind; });
+    };
+  };
+  const auto is_outside = [](const Problem& problem, const Results& results, const std::vector<Finding>&) {
+    return std::ranges::any_of(results.at("chosen"), [&](double slot) {
+      return slot < -1 || slot >= double(problem.extent(Axis::slots));
+    });
+  };
+  /// Each choice is the right one modulo a block: its offset was lost.
+  const auto lost_offset = [lanes_of](Index block) {
+    return [lanes_of, block](const Problem& problem, const Results& results,
+                             const std::vector<Finding>& findings) {
+      if (findings.front().kind != Finding::Kind::choice) {
+        return false;
+      }
+      const std::vector<Lane> lanes = lanes_of(problem);
+      const Index most = problem.extent(Axis::most);
+      for (Index l = 0; l < std::ssize(lanes); ++l) {
+        const std::vector<Index> right = lowest(lanes[at(l)]);
+        for (Index rank = 0; rank < std::ssize(right); ++rank) {
+          if (results.at("chosen")[at(l * most + rank)] != double(right[at(rank)] % block)) {
+            return false;
+          }
+        }
+      }
+      return true;
+    };
+  };
+  std::vector<Suspicion> all{
+      {"the right set in a wrong order", {}, all_are(Finding::Kind::order)},
+      {"the scores beside the choice are not those of the chosen", {}, all_are(Finding::Kind::score)},
+      {"an index outside the lane is returned, as for a NaN that never wins a comparison", {}, is_outside},
+  };
+  for (const Index block : {16, 32, 64, 128, 256, 512, 1024}) {
+    all.push_back(
+        {"slots are numbered within blocks of " + std::to_string(block) + ": the block's offset is lost",
+         {},
+         lost_offset(block)});
+  }
+  return all;
+}
+
 void judge_choices(const Problem& problem, const std::vector<Lane>& lanes, const std::vector<double>& chosen,
                    const std::vector<double>* chosen_scores, bool ordered, std::vector<Finding>& findings) {
   const Index most = problem.extent(Axis::most);

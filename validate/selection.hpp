@@ -29,4 +29,7 @@ struct Lane {
 void judge_choices(const Problem& problem, const std::vector<Lane>& lanes, const std::vector<double>& chosen,
                    const std::vector<double>* chosen_scores, bool ordered, std::vector<Finding>& findings);
 
+/// Suspicions about what is done with a choice that is right: its order, its scores, its indices.
+[[nodiscard]] std::vector<Suspicion> choice_suspicions(std::vector<Lane> (*lanes_of)(const Problem&));
+
 }  // namespace hae::validate

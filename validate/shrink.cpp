@@ -98,9 +98,15 @@ class Shrinker {
 
   /// Leaves out indices, halves first, then smaller runs. Whether anything went.
   bool shorten(Axis axis) {
+    // Nothing to attend to is a case of its own; no heads or no dimensions is none.
+    const bool may_be_empty = axis == Axis::slots || axis == Axis::rows || axis == Axis::most;
+    const Index least = may_be_empty ? 0 : 1;
     bool smaller = false;
     for (Index run = smallest_.problem.extent(axis); run > 0; run /= 2) {
       for (Index begin = 0; begin + run <= smallest_.problem.extent(axis);) {
+        if (smallest_.problem.extent(axis) - run < least) {
+          break;
+        }
         const bool gone = take(without(smallest_.problem, axis, begin, begin + run));
         smaller = smaller || gone;
         begin += gone ? 0 : run;

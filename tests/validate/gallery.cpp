@@ -1,10 +1,12 @@
 #include "tests/validate/gallery.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <stdexcept>
 
 #include "traces/float16.hpp"
@@ -28,7 +30,9 @@ struct Name {
 
 std::uint64_t fault = 0;  // of the table in use
 int calls = 0;            // since it came into use: what a race depends on
-float left_over = 0;      // what a static buffer holds from the call before
+float previous = 0;       // the maximum of the row before, in whatever call it was
+
+std::map<std::array<std::int64_t, 3>, std::int64_t> plans;
 
 bool is(Name name) {
   return fault == name.code;
@@ -211,7 +215,7 @@ void write_choice(const hae_array& chosen, const hae_array& scores, std::int64_t
                   const std::vector<Candidate>& order) {
   const std::int64_t most = chosen.shape[1];
   const std::int64_t found =
-      std::min(count, static_cast<std::int64_t>(order.size())) - (is("one-too-few") ? 1 : 0);
+      std::min(count - (is("one-too-few") ? 1 : 0), static_cast<std::int64_t>(order.size()));
   for (std::int64_t rank = 0; rank < most; ++rank) {
     if (rank >= found) {
       if (!is("rest-not-filled")) {
@@ -260,7 +264,10 @@ std::int32_t select_lowest(const hae_select_lowest_arguments* arguments, const h
         order.push_back({get(a.scores, {lane, slot}), position, slot});
       }
     }
-    const std::int64_t count = get_or(a.counts, {is("count-of-lane-0") ? 0 : lane}, 0);
+    std::int64_t count = get_or(a.counts, {is("count-of-lane-0") ? 0 : lane}, 0);
+    if (is("counts-cached-by-shape")) {  // as a launch plan that is made once a shape
+      count = plans.try_emplace({lane, slots, a.chosen.shape[1]}, count).first->second;
+    }
     sort_candidates(order, count);
     write_choice(a.chosen, a.chosen_scores, lane, count, order);
   }
@@ -401,6 +408,7 @@ double cached(const hae_attend_arguments& a, const hae_array& array, std::int64_
 
 struct Heads {
   std::int64_t item, head, lane, lanes, slots, dim;
+  std::int64_t source;  ///< the lane whose keys and values are read
 };
 
 std::int64_t slots_of(const hae_attend_arguments& a) {
@@ -413,11 +421,14 @@ std::int64_t slots_of(const hae_attend_arguments& a) {
 }
 
 bool takes_part(const hae_attend_arguments& a, const Heads& h, std::int64_t slot) {
-  if (get_or(a.visible, {h.item, h.lane, slot}, 1) == 0 && !is("visible-ignored")) {
+  if (get_or(a.visible, {h.item, is("heads-tiled") ? h.source : h.lane, slot}, 1) == 0 &&
+      !is("visible-ignored")) {
     return false;
   }
   const std::int64_t position =
-      is("row-for-position") ? slot : get_or(a.positions, {h.item, h.lane, slot}, slot);
+      is("row-for-position")
+          ? slot
+          : get_or(a.positions, {h.item, is("heads-tiled") ? h.source : h.lane, slot}, slot);
   const std::int64_t back = get_or(a.query_positions, {h.item}, 0) - position;
   return a.window == 0 || is("window-ignored") || back < a.window + (is("window-too-wide") ? 1 : 0);
 }
@@ -426,7 +437,7 @@ float logit(const hae_attend_arguments& a, const Heads& h, std::int64_t slot) {
   float dot = 0;
   for (std::int64_t i = 0; i < h.dim; ++i) {
     auto q = static_cast<float>(get(a.queries, {h.item, h.head, i}));
-    auto k = static_cast<float>(cached(a, a.keys, h.item, h.lane, slot, i));
+    auto k = static_cast<float>(cached(a, a.keys, h.item, h.source, slot, i));
     if (is("bfloat16-products")) {  // as a matrix unit takes them, when nobody forbids it
       q = traces::float_from_bfloat16(traces::bfloat16_from_float(q));
       k = traces::float_from_bfloat16(traces::bfloat16_from_float(k));
@@ -447,7 +458,8 @@ struct Row {
 Row row_of(const hae_attend_arguments& a, const Heads& h) {
   Row row;
   row.weights.assign(static_cast<std::size_t>(h.slots), -std::numeric_limits<float>::infinity());
-  const std::int64_t length = cut(get_or(a.lengths, {h.item, h.lane}, h.slots), h.slots);
+  const std::int64_t length =
+      cut(get_or(a.lengths, {h.item, is("heads-tiled") ? h.source : h.lane}, h.slots), h.slots);
   bool is_nan = false;
   for (std::int64_t slot = 0; slot < length; ++slot) {
     if (takes_part(a, h, slot)) {
@@ -463,6 +475,9 @@ Row row_of(const hae_attend_arguments& a, const Heads& h) {
   if (row.largest == -std::numeric_limits<float>::infinity()) {
     row.largest = is("masked-row-nan") ? row.largest : 0;
   }
+  if (is("previous-maximum")) {  // taken from a buffer that this row's maximum reaches too late
+    std::swap(previous, row.largest);
+  }
   for (float& weight : row.weights) {
     weight = std::exp(weight - row.largest);
     row.sum += weight;
@@ -472,25 +487,25 @@ Row row_of(const hae_attend_arguments& a, const Heads& h) {
   return row;
 }
 
-void write_output(const hae_attend_arguments& a, const Heads& h, const Row& row) {
+void write_output(const hae_attend_arguments& a, const Heads& h, const Row& row, const void* workspace) {
   for (std::int64_t i = 0; i < h.dim; ++i) {
-    float sum = is("stale-workspace") ? left_over : 0;
+    // A partial sum that an earlier launch was to clear.
+    float sum = is("stale-workspace") ? *static_cast<const float*>(workspace) : 0;
     for (std::int64_t slot = 0; slot < h.slots; ++slot) {
       const float weight = row.weights[static_cast<std::size_t>(slot)];
       if (!(weight == 0)) {
         const bool drops = is("lost-partial-sum") && slot >= 32 && calls % 3 == 2;
-        sum += drops ? 0 : weight * static_cast<float>(cached(a, a.values, h.item, h.lane, slot, i));
+        sum += drops ? 0 : weight * static_cast<float>(cached(a, a.values, h.item, h.source, slot, i));
         sum = is("half-sums") ? half(sum) : sum;
       }
     }
-    left_over = sum * 0.5f;
     const float o = row.sum == 0 && !is("masked-row-nan") ? 0 : sum / row.sum;
     const double before = is("adds-to-output") ? get(a.output, {h.item, h.head, i}) : 0;
     put(a.output, {h.item, h.head, i}, before + o);
   }
 }
 
-void write_row(const hae_attend_arguments& a, const Heads& h) {
+void write_row(const hae_attend_arguments& a, const Heads& h, const void* workspace) {
   const Row row = row_of(a, h);
   const bool first_of_group = h.head % (a.queries.shape[1] / h.lanes) == 0;
   for (std::int64_t slot = 0; slot < h.slots; ++slot) {
@@ -506,7 +521,7 @@ void write_row(const hae_attend_arguments& a, const Heads& h) {
     }
   }
   if (given(a.output)) {
-    write_output(a, h, row);
+    write_output(a, h, row, workspace);
   }
   if (given(a.log_sum_exp)) {
     const float lse = row.largest + std::log(row.sum);
@@ -514,7 +529,7 @@ void write_row(const hae_attend_arguments& a, const Heads& h) {
   }
 }
 
-std::int32_t attend(const hae_attend_arguments* arguments, const hae_context*) {
+std::int32_t attend(const hae_attend_arguments* arguments, const hae_context* context) {
   const hae_attend_arguments& a = *arguments;
   ++calls;
   const std::int64_t heads = a.queries.shape[1];
@@ -524,10 +539,9 @@ std::int32_t attend(const hae_attend_arguments* arguments, const hae_context*) {
       is("grid-limit") ? std::min<std::int64_t>(a.queries.shape[0], 65535) : a.queries.shape[0];
   for (std::int64_t item = 0; item < items; ++item) {
     for (std::int64_t head = 0; head < heads; ++head) {
-      const std::int64_t lane = is("heads-tiled") ? head % lanes
-                                : is("kv-head-0") ? 0
-                                                  : head / (heads / lanes);
-      write_row(a, {item, head, lane, lanes, slots_of(a), a.queries.shape[2]});
+      const std::int64_t lane = head / (heads / lanes);
+      const std::int64_t source = is("heads-tiled") ? head % lanes : is("kv-head-0") ? 0 : lane;
+      write_row(a, {item, head, lane, lanes, slots_of(a), a.queries.shape[2], source}, context->workspace);
       if (is("scales-queries-in-place")) {
         put(a.queries, {item, head, 0}, get(a.queries, {item, head, 0}) * a.scale);
       }
@@ -549,8 +563,8 @@ const std::vector<Mutant>& mutants() {
       {"half-sums", "add_scores", "fewer bits"},
       {"lost-update", "add_scores", "a race"},
       {"lengths-ignored", "add_scores", "lengths are ignored"},
-      {"ignores-strides", "add_scores", "padded rows"},
-      {"maximum-of-sums", "add_scores", "largest asked for"},
+      {"ignores-strides", "add_scores", "strides are ignored"},
+      {"maximum-of-sums", "add_scores", "maximum is taken of the sums"},
       {"ties-by-highest", "select_lowest", "the highest position goes first"},
       {"slot-for-position", "select_lowest", "slot numbers stand for positions"},
       {"takes-highest", "select_lowest", "the highest scores are chosen"},
@@ -565,6 +579,7 @@ const std::vector<Mutant>& mutants() {
       {"rest-not-filled", "select_lowest", "not written"},
       {"one-too-few", "select_lowest", "one token fewer"},
       {"count-of-lane-0", "select_lowest", "lane 0's count"},
+      {"counts-cached-by-shape", "select_lowest", "state that is kept"},
       {"sorted-by-slot", "select_lowest", "the right set in a wrong order"},
       {"scores-of-ranks", "select_lowest", "scores beside the choice"},
       {"last-block-skipped", "select_lowest", "partial block of 32"},
@@ -599,10 +614,11 @@ const std::vector<Mutant>& mutants() {
       {"row-for-position", "attend", "row number is used as a position"},
       {"window-ignored", "attend", "window is ignored"},
       {"window-too-wide", "attend", "one too wide"},
-      {"stale-workspace", "attend", "earlier calls"},
+      {"stale-workspace", "attend", "work space held before"},
+      {"previous-maximum", "attend", "an earlier call left"},
       {"lost-partial-sum", "attend", "a race"},
-      {"adds-to-output", "attend", "held before"},
-      {"sums-not-cleared", "attend", "held before"},
+      {"adds-to-output", "attend", "not cleared"},
+      {"sums-not-cleared", "attend", "not cleared"},
       {"block-table-of-item-0", "attend", "paged"},
       {"pages-in-order", "attend", "paged"},
       {"log2", "attend", "base 2"},
@@ -623,11 +639,15 @@ const hae_kernels* table_with(const std::string& name) {
   }
   fault = hash(name.c_str());
   calls = 0;
-  left_over = 0;
+  previous = 0;
+  plans.clear();
   static hae_kernels table{};
   table.abi = HAE_KERNELS_ABI;
   table.accumulation = HAE_FLOAT32;
   table.name = "gallery";
+  table.workspace_bytes = [](std::int32_t operation, const void*) -> std::int64_t {
+    return operation == HAE_ATTEND ? 64 : 0;
+  };
   table.add_scores = add_scores;
   table.select_lowest = select_lowest;
   table.select_from_rows = select_from_rows;
