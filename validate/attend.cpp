@@ -37,7 +37,7 @@ struct Form {
 };
 
 const char* name_of(Values values) {
-  constexpr const char* kNames[] = {"ordinary", "huge-logits",       "all-equal",
+  constexpr const char* kNames[] = {"ordinary", "huge-logits",       "low-logits", "all-equal",
                                     "peaked",   "subnormal-weights", "nan"};
   return kNames[int(values)];
 }

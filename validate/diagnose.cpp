@@ -81,7 +81,11 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
     return "equal calls differ: a race, sums whose order changes, or a buffer with what an earlier call left "
            "in it";
   }
-  if (any(Finding::Kind::history)) {
+  const Index by_history = count(failed, [](const Outcome& outcome) {
+    return std::ranges::all_of(outcome.findings,
+                               [](const Finding& finding) { return finding.kind == Finding::Kind::history; });
+  });
+  if (double(by_history) >= kShare * double(failed.size())) {
     return "a result depends on earlier calls: state that is kept from one to the next";
   }
   for (const Outcome* outcome : failed) {
@@ -92,8 +96,12 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
   return "";
 }
 
-std::string by_suspicion(const Operation& operation, const std::vector<const Outcome*>& failed,
+std::string by_suspicion(const Operation& operation, std::vector<const Outcome*> failed,
                          const Arithmetic& arithmetic) {
+  // Where only other numbers in the same shape fail, there are no results of these to explain.
+  std::erase_if(failed, [](const Outcome* outcome) {
+    return outcome->findings.front().kind == Finding::Kind::history;
+  });
   std::string best;
   Index most = 0;
   for (const Suspicion& suspicion : operation.suspicions()) {

@@ -71,6 +71,10 @@ const Operation& operation_of(const std::string& name) {
   throw ConfigError("operation '" + name + "' is unknown; expected one of " + known);
 }
 
+bool is_essential(const std::string& output) {
+  return output == "scores" || output == "chosen" || output == "evicted" || output == "kept";
+}
+
 void compare(const Problem& problem, const std::string& output, const std::vector<double>& got,
              const Expected& expected, std::vector<Finding>& findings) {
   HAE_EXPECTS(got.size() == expected.values.size() && got.size() == expected.bounds.size());

@@ -92,6 +92,10 @@ extern const Operation kAttend;
 /// throws  ConfigError for a name that is none
 [[nodiscard]] const Operation& operation_of(const std::string& name);
 
+/// Whether an output is the operation's point: scores, chosen, evicted, kept. The others need not be asked
+/// for.
+[[nodiscard]] bool is_essential(const std::string& output);
+
 // ---- for the operations
 
 /// What a reference says of one output: elements with an infinite bound are not looked at; a NaN must be met

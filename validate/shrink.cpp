@@ -74,8 +74,7 @@ class Shrinker {
   /// Optional arguments. An operation has at least one output, and its kernel says what it cannot be without.
   void drop_arrays() {
     for (const Tensor& output : std::vector(smallest_.problem.outputs)) {
-      if (output.name == target_.array || output.name == "chosen" || output.name == "kept" ||
-          output.name == "scores") {
+      if (output.name == target_.array || is_essential(output.name)) {
         continue;
       }
       Problem candidate = smallest_.problem;

@@ -15,6 +15,23 @@ Index elements_of(const Problem& problem) {
   return elements;
 }
 
+/// The problem with only these of its outputs; an array that is in and out goes with its output.
+Problem asking_for(const std::vector<std::string>& outputs, Problem problem) {
+  const auto is_asked = [&](const std::string& name) {
+    return outputs.empty() || is_essential(name) || std::ranges::count(outputs, name) > 0;
+  };
+  for (const Tensor& output : std::vector(problem.outputs)) {
+    if (!is_asked(output.name)) {
+      const std::string moved = output.name.substr(0, output.name.rfind("_out"));
+      std::erase_if(problem.inputs, [&](const Tensor& input) {
+        return input.name == output.name || (moved != output.name && input.name == moved);
+      });
+    }
+  }
+  std::erase_if(problem.outputs, [&](const Tensor& output) { return !is_asked(output.name); });
+  return problem;
+}
+
 /// The counterexample to begin from: least to call again and again.
 const Outcome& least_failing(const std::vector<Outcome>& outcomes) {
   const Outcome* least = nullptr;
@@ -86,7 +103,10 @@ std::vector<OperationReport> validate(const hae_kernels& kernels, const Options&
         options.progress(one.name, double(report.outcomes.size()) / double(cases.size()));
       }
       Draw draw(one.name, options.seed);
-      const Problem problem = one.make(draw);
+      const Problem problem = asking_for(options.outputs, one.make(draw));
+      if (problem.outputs.empty()) {
+        continue;
+      }
       if (elements_of(problem) > options.most_elements) {
         continue;
       }

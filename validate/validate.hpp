@@ -38,7 +38,7 @@ void check(const hae_kernels& kernels);
 /// The smallest problem that still fails in the same way: layout made plain, outputs and optional inputs left
 /// away, then indices of every axis, then values. Delta debugging (Zeller and Hildebrandt, 2002), with at
 /// most so many calls of run().
-[[nodiscard]] Outcome shrink(const hae_kernels& kernels, const Outcome& failed, int most_runs = 1500);
+[[nodiscard]] Outcome shrink(const hae_kernels& kernels, const Outcome& failed, int most_runs = 500);
 
 /// What the failing cases of one operation say about the fault: the first fault of the field that explains
 /// most of them, or what they have in common and passing ones lack.
@@ -51,6 +51,7 @@ struct Options {
   std::vector<std::string> operations;   ///< empty: all
   std::string one_case;                  ///< empty: all
   Index most_elements = Index{1} << 40;  ///< cases with more numbers in their inputs are left out
+  std::vector<std::string> outputs;      ///< those that are asked for; empty: all that a case asks for
   std::function<void(const std::string& name, double done)> progress;  ///< before each case; may throw
 };
 

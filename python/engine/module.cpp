@@ -32,4 +32,5 @@ NB_MODULE(_engine, m) {
   bind_runs(m);
   bind_comparison(m);
   bind_closed_loop(m);
+  bind_validate(m);
 }

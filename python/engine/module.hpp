@@ -13,5 +13,6 @@ void bind_python_policies(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_comparison(nb::module_& m);
 void bind_closed_loop(nb::module_& m);
+void bind_validate(nb::module_& m);
 
 }  // namespace hae::python

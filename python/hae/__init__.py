@@ -42,6 +42,8 @@ _HOME = {
     "ConfigError": "_engine",
     "ContractViolation": "_engine",
     "OutputError": "_engine",
+    "validate": "validation",
+    "Validation": "validation",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -29,5 +29,7 @@ from hae.sequences import check as check
 from hae.sequences import open as open
 from hae.sequences import sequence as sequence
 from hae.sequences import write as write
+from hae.validation import Validation as Validation
+from hae.validation import validate as validate
 
 __version__: str
