@@ -48,6 +48,7 @@ void add_queries_and_keys(Problem& problem, const Form& form, Draw& draw) {
   std::vector<double> keys = draw.symmetric(form.type, vectors * form.slots * form.head_dim, 2);
   for (Index i = 0; i < std::ssize(keys); ++i) {
     const Index slot = i / form.head_dim % std::max(form.slots, Index{1});
+    const Index lane = i / form.head_dim / std::max(form.slots, Index{1}) % form.lanes;
     double& key = keys[at(i)];
     if (form.values == Values::equal) {
       key = 0.5;
@@ -59,7 +60,7 @@ void add_queries_and_keys(Problem& problem, const Form& form, Draw& draw) {
       // The weight of all but one slot is exp(-c): small, or below the smallest normal float32.
       const double c = form.values == Values::peaked ? 12 : 90;
       key = i % form.head_dim == 0 ? (slot == form.slots / 2 ? c : 0) : rounded(form.type, key / 64);
-    } else if (form.values == Values::nan && draw.integer(0, 60) == 0) {
+    } else if (form.values == Values::nan && lane == 0 && draw.integer(0, 60) == 0) {
       key = std::nan("");
     }
   }

@@ -85,7 +85,7 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
     return std::ranges::all_of(outcome.findings,
                                [](const Finding& finding) { return finding.kind == Finding::Kind::history; });
   });
-  if (double(by_history) >= kShare * double(failed.size())) {
+  if (2 * by_history > std::ssize(failed)) {
     return "a result depends on earlier calls: state that is kept from one to the next";
   }
   for (const Outcome* outcome : failed) {

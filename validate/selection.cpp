@@ -159,15 +159,17 @@ std::vector<Suspicion> choice_suspicions(std::vector<Lane> (*lanes_of)(const Pro
       }
       const std::vector<Lane> lanes = lanes_of(problem);
       const Index most = problem.extent(Axis::most);
+      bool differs = false;
       for (Index l = 0; l < std::ssize(lanes); ++l) {
         const std::vector<Index> right = lowest(lanes[at(l)]);
         for (Index rank = 0; rank < std::ssize(right); ++rank) {
           if (results.at("chosen")[at(l * most + rank)] != double(right[at(rank)] % block)) {
             return false;
           }
+          differs = differs || right[at(rank)] >= block;
         }
       }
-      return true;
+      return differs;
     };
   };
   std::vector<Suspicion> all{

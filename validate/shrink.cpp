@@ -15,6 +15,9 @@ bool is_same_fault(const Finding& a, const Finding& b) {
   return family(a.kind) == family(b.kind) && a.array == b.array;
 }
 
+/// A run of more elements counts as several.
+constexpr Index kElementsOfARun = 2000;
+
 class Shrinker {
  public:
   Shrinker(const hae_kernels& kernels, Outcome failed, int most_runs)
@@ -43,7 +46,11 @@ class Shrinker {
     if (left_ <= 0) {
       return false;
     }
-    --left_;
+    Index elements = 0;
+    for (const Tensor& tensor : candidate.inputs) {
+      elements += std::ssize(tensor.values);
+    }
+    left_ -= 1 + elements / kElementsOfARun;
     Outcome outcome = run(kernels_, candidate);
     const auto same = std::ranges::find_if(
         outcome.findings, [&](const Finding& finding) { return is_same_fault(finding, target_); });
@@ -176,7 +183,7 @@ class Shrinker {
   const hae_kernels& kernels_;
   Outcome smallest_;
   const Finding target_;
-  int left_;
+  Index left_;
 };
 
 }  // namespace
