@@ -86,7 +86,8 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
                                [](const Finding& finding) { return finding.kind == Finding::Kind::history; });
   });
   if (2 * by_history > std::ssize(failed)) {
-    return "a result depends on earlier calls: state that is kept from one to the next";
+    return "a result depends on earlier calls: state that is kept from one to the next (" +
+           failed.front()->findings.front().text + ")";
   }
   for (const Outcome* outcome : failed) {
     if (has(*outcome, Finding::Kind::status)) {
@@ -96,12 +97,8 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
   return "";
 }
 
-std::string by_suspicion(const Operation& operation, std::vector<const Outcome*> failed,
+std::string by_suspicion(const Operation& operation, const std::vector<const Outcome*>& failed,
                          const Arithmetic& arithmetic) {
-  // Where only other numbers in the same shape fail, there are no results of these to explain.
-  std::erase_if(failed, [](const Outcome* outcome) {
-    return outcome->findings.front().kind == Finding::Kind::history;
-  });
   std::string best;
   Index most = 0;
   for (const Suspicion& suspicion : operation.suspicions()) {

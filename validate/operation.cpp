@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "sim/errors.hpp"
 #include "sim/text.hpp"
@@ -11,6 +12,43 @@ namespace hae::validate {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Arguments of an operation as its cases have them.
+struct Forms {
+  std::map<std::string, Tensor> inputs;
+  std::map<std::string, Tensor> outputs;
+  std::set<std::string> always;  ///< inputs that no case is without
+  std::map<std::string, double> numbers;
+};
+
+Forms forms_of(const Operation& operation) {
+  Forms forms;
+  bool is_first = true;
+  for (const Case& one : operation.cases()) {
+    Draw draw(one.name, 0);
+    const Problem problem = one.make(draw);
+    std::set<std::string> here;
+    for (Tensor input : problem.inputs) {
+      input.values.clear();
+      here.insert(input.name);
+      forms.inputs.emplace(input.name, input);
+    }
+    for (const Tensor& output : problem.outputs) {
+      forms.outputs.emplace(output.name, output);
+    }
+    forms.numbers = problem.numbers;
+    std::erase_if(forms.always, [&](const std::string& name) { return !here.contains(name); });
+    forms.always = is_first ? here : forms.always;
+    is_first = false;
+  }
+  return forms;
+}
+
+bool is_form_of(const Tensor& tensor, const std::map<std::string, Tensor>& forms) {
+  const auto form = forms.find(tensor.name);
+  return form != forms.end() && form->second.axes == tensor.axes && form->second.counts == tensor.counts &&
+         (is_float(tensor.type) ? is_float(form->second.type) : tensor.type == form->second.type);
+}
 
 /// How far an element is out, in bounds; 0 when it is right.
 double excess(double expected, double got, double bound, bool sign_of_zero) {
@@ -73,6 +111,49 @@ const Operation& operation_of(const std::string& name) {
 
 bool is_essential(const std::string& output) {
   return output == "scores" || output == "chosen" || output == "evicted" || output == "kept";
+}
+
+void check_form(const Operation& operation, const Problem& problem) {
+  const auto refuse = [&](const std::string& what) {
+    throw ConfigError(std::string("operation ") + operation.name + ": " + what +
+                      "; let hae validate write the file again");
+  };
+  const Forms forms = forms_of(operation);
+  for (const Tensor& input : problem.inputs) {
+    if (!is_form_of(input, forms.inputs)) {
+      refuse("input '" + input.name +
+             "' is none of its arguments, or has other axes or another kind of numbers");
+    }
+  }
+  bool has_essential = operation.name == std::string("attend") && !problem.outputs.empty();
+  for (const Tensor& output : problem.outputs) {
+    if (!is_form_of(output, forms.outputs)) {
+      refuse("output '" + output.name +
+             "' is none of its results, or has other axes or another kind of numbers");
+    }
+    const std::string from = output.name.substr(0, output.name.rfind("_out"));
+    const bool is_read_too = from != output.name || forms.inputs.contains(output.name);
+    if (is_read_too && problem.input(from) == nullptr) {
+      refuse("output '" + output.name + "' has no input '" + from + "'");
+    }
+    has_essential = has_essential || is_essential(output.name);
+  }
+  for (const std::string& name : forms.always) {
+    const bool has_output = problem.output(name) != nullptr || forms.outputs.contains(name) == false;
+    if (problem.input(name) == nullptr || !has_output) {
+      refuse("input '" + name + "' is missing");
+    }
+  }
+  for (const auto& [name, number] : forms.numbers) {
+    if (!problem.numbers.contains(name)) {
+      refuse("number '" + name + "' is missing");
+    }
+  }
+  const bool has_window = problem.numbers.contains("window") && problem.number("window") != 0;
+  if (!has_essential || (has_window && problem.input("query_positions") == nullptr) ||
+      (problem.layout.page_size > 0 && operation.name != std::string("attend"))) {
+    refuse("no result is asked for, a window lacks query_positions, or pages are asked of what has none");
+  }
 }
 
 void compare(const Problem& problem, const std::string& output, const std::vector<double>& got,

@@ -96,6 +96,10 @@ extern const Operation kAttend;
 /// for.
 [[nodiscard]] bool is_essential(const std::string& output);
 
+/// throws  ConfigError that names what is wrong when a problem from elsewhere is not of the form of this
+///         operation's cases: arguments, their axes and kinds, numbers, layout
+void check_form(const Operation& operation, const Problem& problem);
+
 // ---- for the operations
 
 /// What a reference says of one output: elements with an infinite bound are not looked at; a NaN must be met

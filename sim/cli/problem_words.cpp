@@ -95,6 +95,7 @@ validate::Problem problem_of(const traces::StoredProblem& words) {
     problem.outputs.push_back(tensor_of(tensor));
   }
   validate::check(problem);
+  validate::check_form(validate::operation_of(words.operation), problem);
   return problem;
 }
 

@@ -64,6 +64,17 @@ TEST(Arithmetic, GammaIsHighamsAndEndsWhereThereIsNoBound) {
 
 // ---- problems and cases
 
+Problem selection(std::vector<double> scores, Index most) {
+  Problem problem;
+  problem.operation = "select_lowest";
+  problem.extents = {{Axis::lanes, 1}, {Axis::slots, std::ssize(scores)}, {Axis::most, most}};
+  problem.numbers["ordered"] = 1;
+  problem.inputs = {tensor("scores", Type::float32, {Axis::lanes, Axis::slots}, std::move(scores)),
+                    tensor("counts", Type::int64, {Axis::lanes}, {double(most)}, Axis::most)};
+  problem.outputs = {tensor("chosen", Type::int64, {Axis::lanes, Axis::most})};
+  return problem;
+}
+
 TEST(Cases, HaveNamesOfTheirOwnAndAreReplayable) {
   for (const Operation* operation : operations()) {
     const std::vector<std::string> names = case_names(*operation);
@@ -110,6 +121,31 @@ TEST(Problem, LosesASliceOfEveryArrayAndOfWhatCountsIt) {
   EXPECT_THAT(left.values("lengths"), ::testing::ElementsAre(1, 0));  // 4 - 3 slots; 1 - the one it had
 }
 
+/// Each operation's cases are of its form; a problem that lacks an argument's name, axes or values is not.
+TEST(Problem, FromElsewhereIsHeldToItsOperationsForm) {
+  for (const Operation* operation : operations()) {
+    const std::vector<std::string> names = case_names(*operation);
+    EXPECT_NO_THROW(check_form(*operation, problem_of(*operation, names[names.size() / 3], 0)))
+        << operation->name;
+  }
+  const Problem sound = selection({1, 2, 3}, 2);
+  Problem renamed = sound;
+  renamed.inputs.front().name = "other";
+  EXPECT_THROW(check_form(kSelectLowest, renamed), ConfigError);
+  Problem turned = sound;
+  std::swap(turned.inputs.front().axes.front(), turned.inputs.front().axes.back());
+  EXPECT_THROW(check_form(kSelectLowest, turned), ConfigError);
+  Problem without_output = sound;
+  without_output.outputs.clear();
+  EXPECT_THROW(check_form(kSelectLowest, without_output), ConfigError);
+  Problem longer = sound;
+  longer.inputs.front().values.emplace_back(0);
+  EXPECT_THROW(check(longer), ConfigError);
+  Problem counted = sound;
+  counted.input("counts")->values = {3};  // of at most 2
+  EXPECT_THROW(check(counted), ConfigError);
+}
+
 TEST(Placement, KeepsElementsApartAndFindsThemAgain) {
   const Memory host(hae_memory{});
   for (const Layout::Order order :
@@ -148,17 +184,6 @@ TEST(Placement, KeepsElementsApartAndFindsThemAgain) {
 }
 
 // ---- verdicts
-
-Problem selection(std::vector<double> scores, Index most) {
-  Problem problem;
-  problem.operation = "select_lowest";
-  problem.extents = {{Axis::lanes, 1}, {Axis::slots, std::ssize(scores)}, {Axis::most, most}};
-  problem.numbers["ordered"] = 1;
-  problem.inputs = {tensor("scores", Type::float32, {Axis::lanes, Axis::slots}, std::move(scores)),
-                    tensor("counts", Type::int64, {Axis::lanes}, {double(most)}, Axis::most)};
-  problem.outputs = {tensor("chosen", Type::int64, {Axis::lanes, Axis::most})};
-  return problem;
-}
 
 std::string verdict(const Problem& problem, std::vector<double> chosen) {
   const std::vector<Finding> findings =
