@@ -6,7 +6,8 @@
 
     hae.validate("attend", attend, framework="torch").check()
 
-Operations, their arguments and what they mean: hae/kernels.h; how verdicts come about: docs/validate.md.
+Operations, their arguments and what they mean: hae/kernels.h; how verdicts come about:
+docs/validate.md.
 The function is put behind the same C table that `hae validate --kernels` loads from a library.
 """
 
@@ -171,6 +172,8 @@ class _Adapter:
                     inputs[name] = view
             else:
                 inputs[name] = _REDUCTIONS[value] if name == "reduction" else value
+        if "chosen" in outputs:
+            inputs["most"] = outputs["chosen"].shape[1]  # a list is as long as its array
         result = self._function(**self._taken(inputs))
         self._write(result, outputs)
 
@@ -196,7 +199,7 @@ class _Adapter:
             usual = np.float32(1 / math.sqrt(inputs["queries"].shape[-1]))
             return bool(np.float32(value) == usual)
         plain = {"window": 0, "sinks": 0, "ordered": 1, "reduction": "mean"}
-        return value is None or (name in plain and value == plain[name])
+        return value is None or name == "most" or (name in plain and value == plain[name])
 
     def _write(self, result: Any, outputs: dict[str, Any]) -> None:
         if not isinstance(result, Mapping):
@@ -276,14 +279,15 @@ def validate(
     """Holds a function to every case of an operation of hae/kernels.h.
 
     operation     add_scores, select_lowest, select_from_rows, prune, compact or attend
-    function      takes arguments by the names of the header, those it serves; a case that gives others is
-                  not supported. What is absent is None. Arrays are views with the strides of the case.
-                  Returns a mapping by the names of outputs, a tuple in the order output names stand in the
-                  header's comment (attend: output, probabilities, log_sum_exp, sums), or one array.
+    function      takes arguments by the names of the header, those it serves; a case that gives
+                  others is not supported. What is absent is None. Arrays are views with the
+                  strides of the case; `most` is the length of the lists that a selection fills.
+                  Returns a mapping by the names of outputs, or a tuple or one array, in the order
+                  of _OUTPUTS (attend: output, probabilities, log_sum_exp, sums).
                   NotImplementedError means "not supported"; what else it raises is a failure.
     framework     numpy or torch (CPU): what arrays are given as; bfloat16 only with torch
     outputs       ask for these outputs only
-    accumulation  float32 or float64: the narrowest type it keeps a sum in, from which the bounds follow
+    accumulation  float32 or float64: the narrowest type it keeps a sum in; bounds follow from it
     case          only this one
     """
     if operation not in _ARGUMENTS:

@@ -1,4 +1,4 @@
-"""hae.validate on functions of numpy and torch: the right pass, each wrong one is caught and named."""
+"""hae.validate on functions of numpy and torch: the right pass, the wrong are caught and named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTPUTS = ["output", "probabilities"]
 
 
 def attend(queries, keys, values, lengths, scale):
-    """Attention in float32, as one would write it: a masked row gives zeros, a NaN in use stays one."""
+    """Attention in float32: a masked row gives zeros, a NaN in use stays one."""
     group = queries.shape[1] // keys.shape[1]
     mask = visible(queries, keys, lengths).repeat_interleave(group, 1)
     k = keys.repeat_interleave(group, 1).float()
@@ -49,8 +49,8 @@ def test_tiled_heads_are_named_and_shown_on_two_heads():
     report = hae.validate("attend", tiled, framework="torch", outputs=OUTPUTS)
     assert not report
     assert "tiled over KV heads" in report.fault
-    # Tiling differs from interleaving from 2 KV heads of 2 query heads on.
-    assert "lanes 2, group 2, slots 1" in report.smallest["problem"]
+    # Tiling is not interleaving from 2 KV heads of 2 query heads on; probabilities, from 2 slots.
+    assert "lanes 2, group 2, slots 2, head_dim 1" in report.smallest["problem"]
     with pytest.raises(AssertionError, match="tiled over KV heads"):
         report.check()
 
@@ -70,9 +70,9 @@ def test_a_softmax_without_its_maximum_overflows():
     assert "maximum is not subtracted" in report.fault
 
 
-def lowest(scores, lengths, counts, chosen_most, order):
+def lowest(scores, lengths, counts, most, order):
     """The first counts of each lane's order; -1 fills the rest."""
-    chosen = np.full((scores.shape[0], chosen_most), -1)
+    chosen = np.full((scores.shape[0], most), -1)
     for lane in range(scores.shape[0]):
         n = scores.shape[1] if lengths is None else lengths[lane]
         ranked = order(scores[lane, :n])[: counts[lane]]
@@ -81,8 +81,7 @@ def lowest(scores, lengths, counts, chosen_most, order):
 
 
 def test_numpy_stable_argsort_ranks_nan_last_and_is_told_so():
-    def argsort(scores, lengths, counts):
-        most = int(counts.max(initial=0))
+    def argsort(scores, lengths, counts, most):
         return lowest(scores, lengths, counts, most, lambda s: np.argsort(s, kind="stable"))
 
     report = hae.validate("select_lowest", argsort, outputs=["chosen"])
@@ -92,11 +91,13 @@ def test_numpy_stable_argsort_ranks_nan_last_and_is_told_so():
 
 
 def test_numpy_selection_by_nan_score_position_is_right():
-    def right(scores, lengths, counts):
+    def right(scores, lengths, counts, most):
         def order(s):
-            return np.lexsort((np.nan_to_num(s, nan=0.0, posinf=np.inf, neginf=-np.inf), ~np.isnan(s)))
+            return np.lexsort(
+                (np.nan_to_num(s, nan=0.0, posinf=np.inf, neginf=-np.inf), ~np.isnan(s))
+            )
 
-        return lowest(scores, lengths, counts, int(counts.max(initial=0)), order)
+        return lowest(scores, lengths, counts, most, order)
 
     hae.validate("select_lowest", right, outputs=["chosen"]).check()
 
