@@ -190,6 +190,24 @@ std::string describe(const Problem& problem) {
   return text;
 }
 
+std::vector<std::string> written_out(const Problem& problem) {
+  constexpr Index kMostNumbers = 16;
+  const auto joined = [](const auto& numbers) {
+    std::string text;
+    for (const auto number : numbers) {
+      text += (text.empty() ? "" : ", ") + shortest(number);
+    }
+    return text;
+  };
+  std::vector<std::string> lines;
+  for (const Tensor& input : problem.inputs) {
+    if (std::ssize(input.values) <= kMostNumbers) {
+      lines.push_back(input.name + " [" + joined(problem.shape(input)) + "] = " + joined(input.values));
+    }
+  }
+  return lines;
+}
+
 std::string place_of(const Problem& problem, const Tensor& tensor, Index index) {
   const std::vector<Index> shape = problem.shape(tensor);
   std::string text;

@@ -83,6 +83,9 @@ struct Problem {
 /// `items 1, lanes 2, slots 33`, and what is not plain about it.
 [[nodiscard]] std::string describe(const Problem& problem);
 
+/// `keys [1, 2, 1, 1] = 0, 1`: each input of a counterexample that is short enough to be read.
+[[nodiscard]] std::vector<std::string> written_out(const Problem& problem);
+
 /// Row-major indices of element `index`: `[0, 3, 17]`.
 [[nodiscard]] std::string place_of(const Problem& problem, const Tensor& tensor, Index index);
 

@@ -6,14 +6,14 @@
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "python/engine/module.hpp"
+#include "sim/cli/result_json.hpp"
 
 namespace hae::python {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using cli::Json;
 
 Json json_of(const validate::Outcome& outcome) {
   Json findings = Json::array();
@@ -35,6 +35,7 @@ Json json_of(const validate::OperationReport& report) {
   if (report.smallest) {
     json["smallest"] = json_of(*report.smallest);
     json["smallest"]["problem"] = validate::describe(report.smallest->problem);
+    json["smallest"]["arrays"] = validate::written_out(report.smallest->problem);
   }
   return json;
 }

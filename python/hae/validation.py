@@ -241,6 +241,8 @@ class Validation:
         if self.smallest is not None:
             text += f"\n  fault: {self.fault}\n  smallest: {self.smallest['problem']}"
             text += f"\n  found in case {self.smallest['case']}"
+            for line in self.smallest["arrays"]:
+                text += f"\n    {line}"
             for finding in self.smallest["findings"]:
                 text += f"\n    {finding['kind']}: {finding['text']}"
         if self.error is not None:

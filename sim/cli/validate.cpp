@@ -80,6 +80,9 @@ void watch_case(const std::string& name) {
 
 void print_counterexample(const validate::Outcome& outcome) {
   fmt::print("  smallest: {}\n", validate::describe(outcome.problem));
+  for (const std::string& line : validate::written_out(outcome.problem)) {
+    fmt::print("    {}\n", line);
+  }
   for (const validate::Finding& finding : outcome.findings) {
     fmt::print("    {}: {}\n", validate::name_of(finding.kind), finding.text);
   }
