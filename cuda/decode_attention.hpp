@@ -26,9 +26,12 @@ Index decode_attention_bytes(Index items, Index query_heads);
 ///
 ///   z_j = scale · q . k_j     w_j = exp(z_j - max z)     a_j = w_j / Σ w     o = Σ_j a_j v_j
 ///
-/// order          logits as arithmetic::logit; Σ w in 32 partial sums by *position*, ascending, then the tree:
-///                what a cache evicted does not move a token from one partial sum to another; o in double, slots
-///                ascending, fused (the product of two float32 numbers is exact in double)
+/// order          logits as arithmetic::logit; Σ w in 32 partial sums by *position*, ascending, then the
+/// tree:
+///                what a cache evicted does not move a token from one partial sum to another; o in double,
+///                slots ascending, fused (the product of two float32 numbers is exact in double)
+/// An empty cache gives an output of zeros; a logit that is not finite, one that is not either.
+///
 /// probabilities  [items, query_heads, slots] a_j; slots beyond the length are left as they are
 /// outputs        [items, query_heads, head_dim] o
 /// workspace      decode_attention_bytes(items, query_heads)
