@@ -228,55 +228,63 @@ void EvictionPass::decode() {
   for (Index begin = 1; begin <= steps; begin += rows) {
     const RowBlock block = observes ? batch_.form_decode(begin) : RowBlock{};
     std::vector<StepPlan> plans;
+    std::vector<Index> joins;
+    std::vector<Index> counts;
+    std::vector<std::uint8_t> is_full;
     for (Index row = 0; row < rows && begin + row <= steps; ++row) {
-      const StepPlan& plan = plans.emplace_back(plan_step(begin + row));
-      joins_.write(plan.joins, row * lanes(), stream_);
-      counts_.write(plan.counts, row * lanes(), stream_);
-      is_full_.write(plan.is_full, row * lanes(), stream_);
+      plans.push_back(plan_step(begin + row, joins, counts, is_full));
     }
+    joins_.write(joins, stream_);
+    counts_.write(counts, stream_);
+    is_full_.write(is_full, stream_);
     for (Index row = 0; row < std::ssize(plans); ++row) {
       step(begin + row, row, block, plans[at(row)]);
     }
   }
 }
 
-/// How many tokens each lane takes in a step; its sizes follow.
-EvictionPass::StepPlan EvictionPass::plan_step(Index step) {
-  StepPlan plan{.joins = std::vector<Index>(at(lanes()), -1),
-                .counts = std::vector<Index>(at(lanes()), 0),
-                .is_full = std::vector<std::uint8_t>(at(lanes()), 0)};
+/// How many tokens each lane takes in a step, added to the arrays; its sizes follow.
+EvictionPass::StepPlan EvictionPass::plan_step(Index step, std::vector<Index>& joins,
+                                               std::vector<Index>& counts,
+                                               std::vector<std::uint8_t>& is_full) {
+  StepPlan plan;
   for (Index i = 0; i < lanes(); ++i) {
     Lane& lane = lanes_[at(i)];
     if (step > lane.steps) {
+      joins.push_back(-1);
+      counts.push_back(0);
+      is_full.push_back(0);
       continue;
     }
-    plan.joins[at(i)] = layers_[at(i / lanes_of_layer_)].info().prompt + step - 1;
-    ++lane.residents;
-    Index& count = plan.counts[at(i)];
-    const Index budget = *lane.limits.budget;
-    switch (policy_.eviction) {
-      case Eviction::mark:
-        // Fig. 1: mark one token a step, empty the bin when it is full.
-        count = lane.residents - lane.pending > budget ? 1 : 0;
-        lane.pending += count;
-        if (lane.pending == *lane.limits.bin) {
-          plan.is_full[at(i)] = 1;
-          plan.empties = true;
-          lane.residents -= std::exchange(lane.pending, 0);
-        }
-        break;
-      case Eviction::batch:
-        // Def. 2: when l + D tokens are resident, the D lowest go.
-        count = lane.residents >= budget + *lane.limits.bin ? *lane.limits.bin : 0;
-        lane.residents -= count;
-        break;
-      default:
-        count = std::max<Index>(0, lane.residents - budget);
-        lane.residents -= count;
-    }
-    plan.most = std::max(plan.most, count);
+    const Taken taken = take(lane);
+    joins.push_back(layers_[at(i / lanes_of_layer_)].info().prompt + step - 1);
+    counts.push_back(taken.count);
+    is_full.push_back(taken.empties ? 1 : 0);
+    plan.most = std::max(plan.most, taken.count);
+    plan.empties = plan.empties || taken.empties;
   }
   return plan;
+}
+
+/// A token joins the lane, and its rule takes what it must.
+EvictionPass::Taken EvictionPass::take(Lane& lane) const {
+  ++lane.residents;
+  const Index budget = *lane.limits.budget;
+  if (policy_.eviction == Eviction::mark) {
+    // Fig. 1: mark one token a step, empty the bin when it is full.
+    const Index marked = lane.residents - lane.pending > budget ? 1 : 0;
+    lane.pending += marked;
+    const bool empties = lane.pending == *lane.limits.bin;
+    if (empties) {
+      lane.residents -= std::exchange(lane.pending, 0);
+    }
+    return {marked, empties};
+  }
+  // Def. 2: when l + D tokens are resident, the D lowest go. Else all that is above the budget.
+  const Index bin = policy_.eviction == Eviction::batch ? *lane.limits.bin : 1;
+  const Index count = lane.residents >= budget + bin ? lane.residents - budget : 0;
+  lane.residents -= count;
+  return {count, false};
 }
 
 void EvictionPass::step(Index step, Index row, RowBlock block, const StepPlan& plan) {

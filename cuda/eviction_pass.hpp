@@ -28,13 +28,16 @@ class EvictionPass {
     Index steps = 0;
   };
 
+  /// What a lane does in one step.
+  struct Taken {
+    Index count = 0;       ///< tokens to choose
+    bool empties = false;  ///< whether the bin is emptied
+  };
+
   /// What the lanes do in one step.
   struct StepPlan {
-    std::vector<Index> joins;           ///< [lanes] position; -1 where the sequence is over
-    std::vector<Index> counts;          ///< [lanes] tokens to choose
-    std::vector<std::uint8_t> is_full;  ///< [lanes] whether the bin is emptied
-    Index most = 0;                     ///< largest count
-    bool empties = false;
+    Index most = 0;        ///< largest count
+    bool empties = false;  ///< whether some bin is emptied
   };
 
   [[nodiscard]] Index lanes() const { return std::ssize(lanes_); }
@@ -44,7 +47,9 @@ class EvictionPass {
   void fit();
   void decode();
   void step(Index step, Index row, RowBlock block, const StepPlan& plan);
-  StepPlan plan_step(Index step);
+  StepPlan plan_step(Index step, std::vector<Index>& joins, std::vector<Index>& counts,
+                     std::vector<std::uint8_t>& is_full);
+  Taken take(Lane& lane) const;
   void add(RowBlock block);
   void draw();
   void choose(const Index* newest, const Index* counts, Index most);

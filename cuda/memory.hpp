@@ -19,6 +19,9 @@ std::string system_name();
 /// Whether work runs on an accelerator with a memory of its own.
 bool is_accelerator();
 
+/// What the device calls itself: its name, or the processor's threads that the system uses.
+std::string device_name();
+
 /// Throws DeviceError unless the system can run: no device, or one whose architecture the library was not
 /// built for.
 void check_device();

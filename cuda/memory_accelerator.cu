@@ -15,6 +15,14 @@ HAE_GPU(Stream_t) handle(Stream stream) {
   return static_cast<HAE_GPU(Stream_t)>(stream);
 }
 
+DeviceProperties properties() {
+  DeviceProperties properties{};
+  int device = 0;
+  expect_success(HAE_GPU(GetDevice)(&device), "finding the device");
+  expect_success(HAE_GPU(GetDeviceProperties)(&properties, device), "reading the device's properties");
+  return properties;
+}
+
 struct Nothing {
   HAE_HOST_DEVICE void operator()(Index) const {}
 };
@@ -23,6 +31,12 @@ struct Nothing {
 
 std::string system_name() {
   return HAE_ACCELERATOR;
+}
+
+std::string device_name() {
+  const DeviceProperties device = properties();
+  return std::string(device.name) + ", compute capability " + std::to_string(device.major) + "." +
+         std::to_string(device.minor);
 }
 
 bool is_accelerator() {
@@ -38,16 +52,11 @@ void check_device() {
                       (status != HAE_GPU(Success) ? HAE_GPU(GetErrorString)(status) : "none is installed") +
                       "; use --backend reference");
   }
-  DeviceProperties properties{};
-  int device = 0;
-  expect_success(HAE_GPU(GetDevice)(&device), "finding the device");
-  expect_success(HAE_GPU(GetDeviceProperties)(&properties, device), "reading the device's properties");
   try {
     for_each_index("starting", nullptr, 1, Nothing{});
     synchronize(nullptr);
   } catch (const DeviceError& error) {
-    throw DeviceError(std::string(properties.name) + ", compute capability " +
-                      std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+    throw DeviceError(device_name() +
                       ", cannot run this build, which has code for " HAE_DEVICE_ARCHITECTURES " (" +
                       error.what() + "); build for it, or use --backend reference");
   }
@@ -92,7 +101,9 @@ void Buffer::read(void* host, Index bytes, Stream stream) const {
 }
 
 void Buffer::clear(Stream stream) {
-  expect_success(HAE_GPU(MemsetAsync)(data_, 0, at(bytes_), handle(stream)), "clearing device memory");
+  if (bytes_ > 0) {
+    expect_success(HAE_GPU(MemsetAsync)(data_, 0, at(bytes_), handle(stream)), "clearing device memory");
+  }
 }
 
 }  // namespace hae::device

@@ -12,6 +12,11 @@ std::string system_name() {
   return THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_OMP ? "omp" : "cpp";
 }
 
+std::string device_name() {
+  return THRUST_DEVICE_SYSTEM == THRUST_DEVICE_SYSTEM_OMP ? "this machine's processor, OpenMP threads"
+                                                          : "this machine's processor, one thread";
+}
+
 bool is_accelerator() {
   return false;
 }

@@ -10,6 +10,7 @@
 #define HAE_ACCELERATOR "cuda"
 #define HAE_GPU(name) cuda##name
 #define HAE_GPU_SYSTEM ::thrust::cuda
+#define HAE_SHUFFLE_XOR(x, offset) __shfl_xor_sync(0xffffffffu, x, offset, 32)
 namespace hae::device {
 using DeviceProperties = cudaDeviceProp;
 }
@@ -18,6 +19,7 @@ using DeviceProperties = cudaDeviceProp;
 #define HAE_ACCELERATOR "hip"
 #define HAE_GPU(name) hip##name
 #define HAE_GPU_SYSTEM ::thrust::hip
+#define HAE_SHUFFLE_XOR(x, offset) __shfl_xor(x, offset, 32)
 namespace hae::device {
 using DeviceProperties = hipDeviceProp_t;
 }

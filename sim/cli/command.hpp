@@ -37,5 +37,6 @@ void add_compare(CLI::App& app);
 void add_rerun(CLI::App& app);
 void add_stats(CLI::App& app);
 void add_memory(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace hae::cli

@@ -48,6 +48,7 @@ void build(CLI::App& app) {
   add_rerun(app);
   add_stats(app);
   add_memory(app);
+  add_bench(app);
 }
 
 /// Whether `word` is meant as a subcommand this program does not know.
