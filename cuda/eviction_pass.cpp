@@ -20,10 +20,12 @@ Array<T> array_if(bool is_needed, Index count) {
 }  // namespace
 
 Index EvictionPass::bytes_per_token(const PolicyRun& policy, const SequenceInfo& info) {
-  const Index lanes = lane_count(info, policy.lanes);
-  const Index numbers = 8 * Index{sizeof(double)} + 2;  // of each lane: everything below but
-  const Index heads = policy.ranking.by == By::last_rows ? info.query_heads : 0;  // head_sums_
-  return lanes * numbers + select_lowest_bytes(lanes, 32, 32) / 32 + (heads + 1) * Index{sizeof(double)};
+  constexpr Index kNumbers = 7;  // of a lane: its history (3), scores, ranking or draws, what is chosen, and one to spare
+  constexpr Index kSelecting = 3;  // places, and as many again twice to sort them
+  constexpr Index kFlags = 2;
+  const Index heads = policy.ranking.by == By::last_rows ? info.query_heads : 0;
+  const Index numbers = lane_count(info, policy.lanes) * (kNumbers + kSelecting) + heads + 1;  // and exposures
+  return numbers * Index{sizeof(Index)} + lane_count(info, policy.lanes) * kFlags;
 }
 
 EvictionPass::EvictionPass(const std::vector<LayerJob>& layers, LayerBatch& batch, Stream stream)

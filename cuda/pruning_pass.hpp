@@ -8,6 +8,9 @@ namespace hae::device {
 /// The pruning decisions of layers that are on the device together: adds their text rows up and decides.
 class PruningPass {
  public:
+  /// Device memory for each token of a layer: three numbers, what is chosen, three to sort with; and flags.
+  static constexpr Index kBytesPerToken = 7 * Index{sizeof(double)} + 3;
+
   PruningPass(const std::vector<LayerJob>& layers, LayerBatch& batch, Stream stream)
       : layers_(layers), batch_(batch), stream_(stream) {}
 

@@ -38,7 +38,8 @@ class Replay {
   std::vector<DeviceRun> run() {
     const PolicyRun& policy = jobs_.front().run;
     if (policy.pruning) {
-      for_each_wave([&](Index layer) { return layer == 0 || !policy.pruning->broadcast; }, 0,
+      for_each_wave([&](Index layer) { return layer == 0 || !policy.pruning->broadcast; },
+                    PruningPass::kBytesPerToken,
                     [&](const std::vector<LayerJob>& wave, LayerBatch& batch) { prune(wave, batch); });
     }
     settle_limits();
