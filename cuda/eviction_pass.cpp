@@ -20,11 +20,13 @@ Array<T> array_if(bool is_needed, Index count) {
 }  // namespace
 
 Index EvictionPass::bytes_per_token(const PolicyRun& policy, const SequenceInfo& info) {
-  constexpr Index kNumbers = 7;  // of a lane: its history (3), scores, ranking or draws, what is chosen, and one to spare
+  constexpr Index kNumbers =
+      7;  // of a lane: its history (3), scores, ranking or draws, what is chosen, and one to spare
   constexpr Index kSelecting = 3;  // places, and as many again twice to sort them
   constexpr Index kFlags = 2;
   const Index heads = policy.ranking.by == By::last_rows ? info.query_heads : 0;
-  const Index numbers = lane_count(info, policy.lanes) * (kNumbers + kSelecting) + heads + 1;  // and exposures
+  const Index numbers =
+      lane_count(info, policy.lanes) * (kNumbers + kSelecting) + heads + 1;  // and exposures
   return numbers * Index{sizeof(Index)} + lane_count(info, policy.lanes) * kFlags;
 }
 
