@@ -42,12 +42,18 @@ struct Finding {
 };
 
 /// Of two findings of one claim the one that speaks more against it: one that fails, else one that applies,
-/// else the one with less slack beyond its rounding; with the cases of both. So the worst of many rows is a
-/// finding about all of them.
+/// else the one with less slack beyond its rounding. Cases add up where both apply, or neither does. So the
+/// worst of many rows is a finding about all of them.
 Finding worse(const Finding& a, const Finding& b);
 
 /// The error that n roundings to nearest in double add to a number, relatively: n u / (1 - n u), u = 2^-53
 /// (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Lemma 3.1). Needs n u < 1.
 double rounding_of(Index operations);
+
+/// The same for a canonical float32 sum of n numbers >= 0: n/32 additions in a partial sum, 5 in the tree
+/// (sim/arithmetic.hpp), u = 2^-24, and two more for what products of errors add.
+constexpr double canonical_rounding_of(Index keys) {
+  return static_cast<double>(keys / 32 + 7) * 0x1p-24;
+}
 
 }  // namespace hae::analysis

@@ -9,7 +9,7 @@
 //
 // Each finding sets the definition, formed in double from the row's weights, against the right-hand side with
 // the missed mass m as the engine measures it, from canonical float32 sums. `rounding` is a computed bound on
-// the error of both: γ of the operations in double, and (n/32 + 6) 2^-24 for each canonical sum of n keys.
+// the error of both: rounding_of() the operations in double, canonical_rounding_of() each float32 sum.
 //
 // A row without mass, or without resident mass (m = 1), meets no identity's assumption.
 
