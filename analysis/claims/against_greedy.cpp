@@ -237,9 +237,9 @@ Finding printed_corollary(const Duel& duel) {
   finding.unmet = unmet_by_pair(duel, Budgets::equal);
   for (const LogEntry& entry : duel.bin.log.entries) {
     const auto found = greedy.find({entry.layer, entry.lane, entry.token});
-    if (entry.step > 0 && found != greedy.end() && found->second->step > 0) {
-      finding.measured += entry.score.value();
-      finding.bound += found->second->score.value();
+    if (entry.step > 0 && entry.score && found != greedy.end() && found->second->score) {
+      finding.measured += *entry.score;
+      finding.bound += *found->second->score;
       ++finding.cases;
     }
   }
@@ -260,8 +260,8 @@ Finding reversed_corollary(const Duel& duel) {
   double largest = -std::numeric_limits<double>::infinity();
   for (const LogEntry& entry : duel.bin.log.entries) {
     const auto found = greedy.find({entry.layer, entry.lane, entry.token});
-    if (entry.step > 0 && found != greedy.end()) {
-      largest = std::max(largest, found->second->score.value() - entry.score.value());
+    if (entry.step > 0 && entry.score && found != greedy.end() && found->second->score) {
+      largest = std::max(largest, *found->second->score - *entry.score);
       ++finding.cases;
     }
   }
