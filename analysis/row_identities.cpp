@@ -5,8 +5,8 @@
 namespace hae::analysis {
 namespace {
 
-/// Whether step s of `steps` is one of kMostRowSteps evenly spaced ones: those at which the share of them that
-/// is due grows.
+/// Whether step s of `steps` is one of kMostRowSteps evenly spaced ones: those at which the share of them
+/// that is due grows.
 bool is_looked_at(Index step, Index steps) {
   const Index wanted = std::min(steps, kMostRowSteps);
   return step * wanted / steps != (step - 1) * wanted / steps;
