@@ -135,7 +135,7 @@ def sequences(draw):
         k=numbers(kv_heads),
         v=numbers(kv_heads),
         prompt=prompt,
-        # Wider than any budget below: the program's policies are capped at a window, the twins are not.
+        # Wider than any budget below: of the program, policies are capped at it; the twins not.
         window=[draw(st.sampled_from([0, 13])) for _ in range(layers)],
         image=np.where(np.arange(tokens) // 3 % 2, 0, -1),
     )
