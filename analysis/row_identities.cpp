@@ -1,6 +1,7 @@
 #include "analysis/row_identities.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace hae::analysis {
 namespace {
@@ -55,14 +56,18 @@ void RowIdentitiesVisitor::row(const DecodeRow& row) {
 }
 
 RowFindings RowIdentitiesVisitor::take() const {
-  RowFindings worst;
-  worst.fill({.unmet = "there is no decode row"});
+  std::optional<RowFindings> worst;
   for (const Layer& layer : layers_) {
-    if (layer.seen) {
-      add(worst, layer.findings);
+    if (layer.seen && worst) {
+      add(*worst, layer.findings);
+    } else if (layer.seen) {
+      worst = layer.findings;
     }
   }
-  return worst;
+  if (!worst) {
+    worst.emplace().fill({.unmet = "there is no decode row"});
+  }
+  return *worst;
 }
 
 void add(RowFindings& worst, const RowFindings& other) {

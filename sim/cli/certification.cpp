@@ -231,10 +231,17 @@ void judge_decay(const ForegoneAttention& all, const CertificateQuestion& questi
 
 /// Why a claim was not looked at.
 std::string not_looked_at(std::string_view id, const Certified& certified) {
-  if (id.starts_with("DAP.") || id.starts_with("MASS.")) {
-    return certified.pruning
-               ? "the policy prunes by another rule, or no sequence has a picture that text sees"
-               : "the policy does not prune";
+  const bool is_mass = id.starts_with("MASS.");
+  if (is_mass || id.starts_with("DAP.")) {
+    if (!certified.pruning) {
+      return "the policy does not prune";
+    }
+    if (is_mass != (certified.pruning->rule == Pruning::Rule::mass)) {
+      return is_mass ? "the policy prunes by thresholds" : "the policy prunes by mass";
+    }
+    return id == "MASS.optimal" && !certified.pruning->mass_alone
+               ? "scope=image, alpha or max_evicted spare more tokens"
+               : "no sequence has a picture that prompt text sees";
   }
   return certified.pair ? "the lanes' budgets differ, or the bin has no place in a layer"
                         : "the policy does not mark tokens for a recycle bin";
