@@ -10,7 +10,7 @@ enum class Status {
   proved,   ///< machine-checked (Claim::proofs)
   cited,    ///< a theorem of somebody else, named in the document
   checked,  ///< tested, not proved
-  refuted,  ///< false as stated: the document has the smallest counterexample, and a test pins it
+  refuted,  ///< false as stated: the document has a counterexample, and a test pins it
 };
 std::string_view name(Status status);
 
