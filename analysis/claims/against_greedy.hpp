@@ -66,8 +66,8 @@ Finding printed_corollary(const Duel& duel);
 ///          both are the same additions of numbers >= 0, DDES's going on for longer
 Finding reversed_corollary(const Duel& duel);
 
-/// G2.subset: what greedy keeps is kept by DDES, after every step. Needs what G1.marks needs; SPEC states it
-/// for fixed scores.
+/// G2.subset: what greedy keeps is kept by DDES, after every step. Needs what G1.marks needs, which fixed
+/// scores are a case of.
 ///
 /// returns  measured: (layer, lane, step, token) kept by greedy and not by DDES; bound 0
 Finding kept_is_superset(const Duel& duel);

@@ -25,8 +25,8 @@ struct Claim {
   std::string_view document;                      ///< proof or refutation in prose, a path from the root
 };
 
-/// All claims, in the order of SPEC: what the paper prints, the repaired theorem, the comparison with greedy,
-/// the identities behind the metrics. analysis/README.md is the same table for readers.
+/// All claims: what the paper prints, the repaired theorem, pruning, the comparison with greedy, the
+/// identities behind the metrics. analysis/README.md is the same table for readers.
 std::span<const Claim> claims();
 
 /// The claim with this id.

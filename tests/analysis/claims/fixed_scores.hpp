@@ -8,7 +8,7 @@
 
 namespace hae::testing {
 
-/// Eviction when a token's score never changes: the model of SPEC's G2 and G3. Tokens are numbered by
+/// Eviction when a token's score never changes: the model behind G2 and G3. Tokens are numbered by
 /// arrival, the first `prompt` are there at the start, then one arrives a step. Nothing is protected.
 struct FixedScores {
   std::vector<Index> scores;  ///< [tokens]

@@ -288,46 +288,87 @@ TEST(Renormalisation, TheDiameterIsNotBelowTheLargestDistance) {
   EXPECT_LE(diameter, 5.0 + 1e-14);
 }
 
-// The m of a finding is the metric of a run, bit for bit, and its output error that of the run within the
-// finding's rounding: the identities speak of what `hae compare` prints.
+/// Calls check(row, layer, head, step) for every decode row of a run.
+template <typename Check>
+void for_each_decode_row(const MemoryTrace& trace, const RunResult& run, const Check& check) {
+  const SequenceInfo& info = trace.info;
+  for (Index layer = 0; layer < info.layers; ++layer) {
+    for (Index head = 0; head < info.query_heads; ++head) {
+      const Index kv_head = head / info.group_heads();
+      const auto after = testing::residents(trace, run, layer, kv_head);
+      for (Index step = 1; step <= info.steps(); ++step) {
+        const Index keys = info.prompt + step;
+        OwnRow row;
+        row.head_dim = *info.head_dim;
+        const float* w = trace.attention[at(layer)].data() + (head * info.tokens + keys - 1) * info.tokens;
+        row.weights.assign(w, w + keys);
+        row.keep.assign(at(keys), 0.0f);
+        for (const Index token : after[at(step - 1)]) {
+          row.keep[at(token)] = 1.0f;
+        }
+        row.keep.back() = 1.0f;
+        const float* v = trace.values[at(layer)].data() + kv_head * info.tokens * row.head_dim;
+        row.values.assign(v, v + keys * row.head_dim);
+        check(row, layer, head, step);
+      }
+    }
+  }
+}
+
+// The m of a finding is the metric of a run, bit for bit, and so is its KL: the identities speak of what
+// `hae compare` prints. What a whole run is found to do is the worst of its rows.
 TEST(Renormalisation, SpeaksOfTheEnginesMetrics) {
   check_interesting("decode rows of generated runs", 0.3, [] {
     const MemoryTrace trace = *testing::attention_traces();
     const SequenceInfo& info = trace.info;
-    RunResult run = testing::run(trace, *rc::gen::element<std::string>("greedy:budget=3", "random:budget=4",
-                                                                       "hae:dap=none,budget=3,bin=2"));
-    bool is_interesting = false;
-    for (Index layer = 0; layer < info.layers; ++layer) {
-      const auto after = testing::residents(trace, run, layer, 0);
-      for (Index head = 0; head < info.query_heads; ++head) {
-        for (Index step = 1; step <= info.steps(); ++step) {
-          const Index keys = info.prompt + step;
-          OwnRow row;
-          row.head_dim = *info.head_dim;
-          const float* w = trace.attention[at(layer)].data() + (head * info.tokens + keys - 1) * info.tokens;
-          row.weights.assign(w, w + keys);
-          row.keep.assign(at(keys), 0.0f);
-          for (const Index token : after[at(step - 1)]) {
-            row.keep[at(token)] = 1.0f;
-          }
-          row.keep.back() = 1.0f;
-          const float* v =
-              trace.values[at(layer)].data() + head / info.group_heads() * info.tokens * row.head_dim;
-          row.values.assign(v, v + keys * row.head_dim);
-          const Finding variation = total_variation(row.row());
-          if (!variation.applies()) {
-            continue;
-          }
-          RC_ASSERT(variation.bound == run.decode.at(Metric::missed_mass, layer, head, step - 1));
-          const double kl = run.decode.at(Metric::kl, layer, head, step - 1);
-          RC_ASSERT(kl_divergence(row.row()).bound == kl);
-          RC_ASSERT(all_hold(row));
-          is_interesting = is_interesting || variation.bound > 0.01;
-        }
+    RunResult run =
+        testing::run(trace, *rc::gen::element<std::string>("greedy:budget=3", "random:budget=4,lane=kv_head",
+                                                           "hae:dap=none,budget=3,bin=2,lane=kv_head"));
+    testing::MemorySequence sequence(trace);
+    const RowFindings found = decode_row_findings(sequence, run, {}, "memory");
+    double largest = 0.0;
+    Index cases = 0;
+    Index single = 0;
+    for_each_decode_row(trace, run, [&](const OwnRow& row, Index layer, Index head, Index step) {
+      const Finding variation = total_variation(row.row());
+      if (!variation.applies()) {
+        return;
       }
+      RC_ASSERT(variation.bound == run.decode.at(Metric::missed_mass, layer, head, step - 1));
+      RC_ASSERT(kl_divergence(row.row()).bound == run.decode.at(Metric::kl, layer, head, step - 1));
+      RC_ASSERT(all_hold(row));
+      largest = std::max(largest, variation.bound);
+      ++cases;
+      single += output_without_one_token(row.row()).applies() ? 1 : 0;
+    });
+    RC_ASSERT(found.variation.applies() == (cases > 0));
+    if (cases == 0) {
+      RC_ASSERT(info.steps() > 0 || found.variation.unmet == "the sequence has no decode step");
+      return false;
     }
-    return is_interesting;
+    for (const Finding& finding : {found.variation, found.kl, found.diameter}) {
+      RC_ASSERT(finding.holds());
+      RC_ASSERT(finding.cases == cases);
+    }
+    RC_ASSERT(found.output.verdict() != Verdict::fails);
+    RC_ASSERT(found.one_token.verdict() != Verdict::fails);
+    RC_ASSERT(!found.one_token.applies() || found.one_token.cases == single);
+    return largest > 0.01;
   });
+}
+
+// A run's log that is not the run's own shows: with tokens missing from it the rows are others.
+TEST(Renormalisation, OfARunIsThatOfItsLog) {
+  const MemoryTrace trace =
+      testing::attention_trace({{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}}}, 2, {-1, -1, -1});
+  testing::MemorySequence sequence(trace);
+  RunResult run = testing::run(trace, "greedy:budget=1,recent=0");  // token 1 leaves in the prefill
+  const RowFindings found = decode_row_findings(sequence, run, {}, "memory");
+  EXPECT_EQ(found.variation.bound, 0.25);
+  EXPECT_EQ(found.kl.bound, -std::log(0.75));
+  EXPECT_EQ(found.output.unmet, "the trace has no values");
+  run.log.entries.clear();
+  EXPECT_EQ(decode_row_findings(sequence, run, {}, "memory").variation.bound, 0.0);
 }
 
 }  // namespace
