@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "sim/row_kernels.hpp"
@@ -111,134 +108,14 @@ Finding identity(const Sums& sums, double measured, double bound, double roundin
 }
 
 /// Where there is nothing to measure.
-Finding inapplicable(const std::string& unmet, Index cases = 1) {
+Finding inapplicable(const std::string& unmet) {
   Finding finding;
   finding.unmet = unmet;
-  finding.cases = cases;
+  finding.cases = 1;
   return finding;
 }
 
-RowFindings findings_of(const AttentionRow& row, double diameter) {
-  RowFindings found{total_variation(row), kl_divergence(row), {}, {}, {}};
-  if (row.values.empty()) {
-    found.output = found.diameter = found.one_token = inapplicable("the trace has no values");
-  } else {
-    found.output = output_identity(row);
-    found.diameter = output_within_diameter(row, diameter);
-    found.one_token = output_without_one_token(row);
-  }
-  return found;
-}
-
-RowFindings worse(const RowFindings& a, const RowFindings& b) {
-  return {analysis::worse(a.variation, b.variation), analysis::worse(a.kl, b.kl),
-          analysis::worse(a.output, b.output), analysis::worse(a.diameter, b.diameter),
-          analysis::worse(a.one_token, b.one_token)};
-}
-
-/// Looks at one layer's decode rows with what a run had evicted by then.
-class LayerWatch final : public LayerDecode {
- public:
-  LayerWatch(Sequence& sequence, const RunResult& run, Index layer, std::optional<RowFindings>& found)
-      : info_(sequence.info()), run_(run), layer_(layer), found_(found) {
-    keep_.assign(at(lane_count(info_, run.lanes)), std::vector<float>(at(info_.tokens), 1.0f));
-    if (info_.has_values) {
-      payload_ = sequence.layer(layer);
-      values_ = payload_->values();
-    }
-    for (Index head = 0; head < info_.kv_heads; ++head) {
-      diameters_.push_back(values_.empty() ? 0.0 : diameter_bound(values_[head]));
-    }
-  }
-
-  Decision step(const Rows& rows, const LayerCache& /*cache*/) override {
-    const Index keys = rows.query(0) + 1;
-    evict_before(keys - info_.prompt);
-    for (Index head = 0; head < info_.query_heads; ++head) {
-      const Index kv_head = head / info_.group_heads();
-      const std::span<const double> a = rows.head(Attention::full, head, 0);
-      weights_.assign(a.begin(), a.begin() + keys);
-      const std::vector<float>& keep = keep_[run_.lanes == LaneKind::layer ? 0 : at(kv_head)];
-      const AttentionRow row{weights_, std::span(keep).first(at(keys)),
-                             values_.empty() ? View<const float, 2>() : values_[kv_head]};
-      const RowFindings found = findings_of(row, diameters_[at(kv_head)]);
-      found_ = found_ ? worse(*found_, found) : found;
-    }
-    return {};
-  }
-
- private:
-  /// What has left before the attention of a step. The log is sorted by steps.
-  void evict_before(Index step) {
-    for (; next_ < run_.log.entries.size() && run_.log.entries[next_].step < step; ++next_) {
-      const LogEntry& entry = run_.log.entries[next_];
-      if (entry.layer == layer_) {
-        keep_[entry.lane == kLayerLane ? 0 : at(entry.lane)][at(entry.token)] = 0.0f;
-      }
-    }
-  }
-
-  const SequenceInfo& info_;
-  const RunResult& run_;
-  Index layer_;
-  std::optional<RowFindings>& found_;
-  std::unique_ptr<LayerPayload> payload_;
-  View<const float, 3> values_;
-  std::vector<double> diameters_;         ///< [kv_heads]
-  std::vector<std::vector<float>> keep_;  ///< [lanes][T]
-  std::vector<float> weights_;
-  std::size_t next_ = 0;
-};
-
-/// Evicts nothing and looks at every layer. Layers write to entries of their own.
-class RowWatch final : public Policy {
- public:
-  RowWatch(Sequence& sequence, const RunResult& run, std::vector<std::optional<RowFindings>>& found)
-      : sequence_(sequence), run_(run), found_(found) {}
-
-  [[nodiscard]] std::string spec() const override { return "rows"; }
-  [[nodiscard]] std::vector<std::pair<std::string, std::string>> options() const override { return {}; }
-  [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& /*info*/) const override {
-    return std::make_unique<State>(*this);
-  }
-
- private:
-  struct State final : Run {
-    explicit State(const RowWatch& of) : watch(of) {}
-    std::unique_ptr<LayerDecode> decode(Index layer) override {
-      return std::make_unique<LayerWatch>(watch.sequence_, watch.run_, layer, watch.found_[at(layer)]);
-    }
-    [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return {}; }
-
-    const RowWatch& watch;
-  };
-
-  Sequence& sequence_;
-  const RunResult& run_;
-  std::vector<std::optional<RowFindings>>& found_;  ///< [layers]
-};
-
 }  // namespace
-
-RowFindings decode_row_findings(Sequence& sequence, const RunResult& run, const ReplayOptions& options,
-                                const std::string& where) {
-  HAE_EXPECTS(!run.merges);
-  const SequenceInfo& info = sequence.info();
-  if (info.steps() == 0) {
-    const Finding none = inapplicable("the sequence has no decode step", 0);
-    return {none, none, none, none, none};
-  }
-  std::vector<std::optional<RowFindings>> found(at(info.layers));
-  ReplayOptions decode_only = options;
-  decode_only.prompt_rows = false;
-  replay(sequence, {std::make_shared<RowWatch>(sequence, run, found)}, decode_only, where);
-  RowFindings worst = found.front().value();
-  for (std::size_t layer = 1; layer < found.size(); ++layer) {
-    worst = worse(worst, found[layer].value());
-  }
-  return worst;
-}
 
 Finding total_variation(const AttentionRow& row) {
   const Sums sums(row);

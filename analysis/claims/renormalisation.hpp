@@ -1,10 +1,8 @@
 #pragma once
 
 #include <span>
-#include <string>
 
 #include "analysis/claims/finding.hpp"
-#include "sim/replay.hpp"
 
 // Eviction acts on a row of attention through renormalisation alone. What that does, exactly: the identities
 // behind missed mass, KL and output error (sim/metrics.hpp). Proofs: analysis/claims/renormalisation.md.
@@ -41,24 +39,6 @@ Finding output_within_diameter(const AttentionRow& row, double diameter);
 
 /// ROW.one-token: if one token with p = a_j < 1 is evicted, ‖o - o'‖ = p/(1-p) ‖o - v_j‖.
 Finding output_without_one_token(const AttentionRow& row);
-
-/// One finding for each of the identities.
-struct RowFindings {
-  Finding variation;
-  Finding kl;
-  Finding output;
-  Finding diameter;
-  Finding one_token;
-};
-
-/// The worst findings over every (layer, query head, decode row) of a run, whose sequence is read once more;
-/// of a row's weights the observed a_j are taken. The diameter is that of all T values of the row's KV head.
-/// Does not apply anywhere if there is no decode step; the output's identities need V.
-///
-/// run     of a policy that does not merge
-/// throws  as replay()
-RowFindings decode_row_findings(Sequence& sequence, const RunResult& run, const ReplayOptions& options,
-                                const std::string& where);
 
 /// The largest distance ‖v_i - v_j‖₂ of two values, rounded up. O(keys² head_dim).
 double diameter_bound(View<const float, 2> values);
