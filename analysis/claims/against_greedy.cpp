@@ -109,9 +109,9 @@ std::string unmet_by_pair(const Duel& duel, Budgets budgets) {
   return "";
 }
 
-std::string unmet_by_full_scores(const Duel& duel, Budgets budgets) {
+std::string unmet_by_eviction_free_scores(const Duel& duel, Budgets budgets) {
   const std::string unmet = unmet_by_pair(duel, budgets);
-  return unmet.empty() && !duel.scores.full ? "scores are not of the full attention" : unmet;
+  return unmet.empty() && !duel.scores.full && !duel.scores.fixed ? "scores depend on evictions" : unmet;
 }
 
 std::string unmet_by_fixed_scores(const Duel& duel, Budgets budgets) {
@@ -194,7 +194,7 @@ Finding marks_are_greedys_evictions(const Duel& duel) {
     moments.insert(moment);
   }
   Finding finding;
-  finding.unmet = unmet_by_full_scores(duel, Budgets::equal);
+  finding.unmet = unmet_by_eviction_free_scores(duel, Budgets::equal);
   finding.measured = static_cast<double>(moments.size());
   finding.cases = duel.info.layers * lane_count(duel.info, duel.bin.lanes) * duel.info.steps();
   return finding;
@@ -203,7 +203,7 @@ Finding marks_are_greedys_evictions(const Duel& duel) {
 Finding evicted_is_subset(const Duel& duel) {
   const Entries greedy = entries_of(duel.greedy);
   Finding finding;
-  finding.unmet = unmet_by_full_scores(duel, Budgets::equal);
+  finding.unmet = unmet_by_eviction_free_scores(duel, Budgets::equal);
   for (const LogEntry& entry : duel.bin.log.entries) {
     const auto found = greedy.find({entry.layer, entry.lane, entry.token});
     finding.measured += found == greedy.end() || found->second->step > entry.step ? 1.0 : 0.0;
@@ -214,7 +214,7 @@ Finding evicted_is_subset(const Duel& duel) {
 
 Finding missed_mass_is_less(const Duel& duel) {
   return largest_difference(duel, duel.bin, duel.greedy, Sets::nested,
-                            unmet_by_full_scores(duel, Budgets::equal));
+                            unmet_by_eviction_free_scores(duel, Budgets::equal));
 }
 
 Gain mass_in_bin(const Duel& duel) {
@@ -253,7 +253,7 @@ Finding printed_corollary(const Duel& duel) {
 Finding reversed_corollary(const Duel& duel) {
   const Entries greedy = entries_of(duel.greedy);
   Finding finding;
-  finding.unmet = unmet_by_full_scores(duel, Budgets::equal);
+  finding.unmet = unmet_by_eviction_free_scores(duel, Budgets::equal);
   if (finding.applies() && !duel.scores.sums) {
     finding.unmet = "scores may fall";
   }
@@ -270,12 +270,11 @@ Finding reversed_corollary(const Duel& duel) {
 }
 
 Finding kept_is_superset(const Duel& duel) {
-  return kept_by_one_only(duel, duel.greedy, duel.bin, unmet_by_fixed_scores(duel, Budgets::equal));
+  return kept_by_one_only(duel, duel.greedy, duel.bin, unmet_by_eviction_free_scores(duel, Budgets::equal));
 }
 
 Finding not_worse_at_equal_budget(const Duel& duel) {
-  return largest_difference(duel, duel.bin, duel.greedy, Sets::nested,
-                            unmet_by_growing_attention(duel, Budgets::equal));
+  return missed_mass_is_less(duel);
 }
 
 Finding kept_is_subset_of_larger(const Duel& duel) {
@@ -289,12 +288,14 @@ Finding greedy_not_worse_at_equal_peak(const Duel& duel) {
 
 Finding greedy_not_worse_with_changing_scores(const Duel& duel) {
   return largest_difference(duel, duel.greedy, duel.bin, Sets::any,
-                            unmet_by_full_scores(duel, Budgets::plus_bin_less_one));
+                            unmet_by_eviction_free_scores(duel, Budgets::plus_bin_less_one));
 }
 
 Finding mass_is_between(const Duel& at_budget, const Duel& at_peak) {
   HAE_EXPECTS(&at_budget.bin == &at_peak.bin);
-  return worse(not_worse_at_equal_budget(at_budget), greedy_not_worse_at_equal_peak(at_peak));
+  const Finding less_than_bin = largest_difference(at_budget, at_budget.bin, at_budget.greedy, Sets::nested,
+                                                   unmet_by_growing_attention(at_budget, Budgets::equal));
+  return worse(less_than_bin, greedy_not_worse_at_equal_peak(at_peak));
 }
 
 }  // namespace hae::analysis

@@ -28,8 +28,9 @@ struct Duel {
 
 // Greedy with the bin's budget l: G1, C2.1, G2.subset, G3.budget.
 
-/// G1.marks: at every step, in every lane, DDES marks exactly the tokens that greedy evicts. Needs full
-/// scores, and budget, sinks, recent, lanes and the prefill's evictions equal.
+/// G1.marks: at every step, in every lane, DDES marks exactly the tokens that greedy evicts. Needs scores
+/// that no eviction changes, full or fixed, and budget, sinks, recent, lanes and the prefill's evictions
+/// equal.
 ///
 /// returns  measured: lanes and steps where they differ; bound 0; cases: lanes and decode steps
 Finding marks_are_greedys_evictions(const Duel& duel);
@@ -65,25 +66,26 @@ Finding printed_corollary(const Duel& duel);
 ///          both are the same additions of numbers >= 0, DDES's going on for longer
 Finding reversed_corollary(const Duel& duel);
 
-/// G2.subset: what greedy keeps is kept by DDES, after every step. Needs fixed scores, nothing protected, the
-/// prompt within the budget; it also holds where G1 does.
+/// G2.subset: what greedy keeps is kept by DDES, after every step. Needs what G1.marks needs, which fixed
+/// scores are a case of.
 ///
 /// returns  measured: (layer, lane, step, token) kept by greedy and not by DDES; bound 0
 Finding kept_is_superset(const Duel& duel);
 
-/// G3.budget: at equal budget DDES misses no more than greedy in any decode row. Needs what G2.subset needs,
-/// and attention that grows with the score.
+/// G3.budget: at equal budget DDES misses no more than greedy in any decode row. Needs what G1.marks needs,
+/// and is then G1.mass.
 Finding not_worse_at_equal_budget(const Duel& duel);
 
 // Greedy with another budget than the bin's l.
 
-/// G2.converse, *refuted*: what DDES keeps is kept by greedy with budget l + D. Needs what G2.subset needs.
+/// G2.converse, *refuted*: what DDES keeps is kept by greedy with budget l + D. Needs fixed scores, nothing
+/// protected, the prompt within the budget.
 ///
 /// returns  measured: (layer, lane, step, token) kept by DDES and not by greedy; bound 0
 Finding kept_is_subset_of_larger(const Duel& duel);
 
 /// G3.peak: at equal peak memory, greedy with budget l + D - 1, greedy misses no more than DDES in any decode
-/// row. Needs what G3.budget needs.
+/// row. Needs what G2.converse needs, and attention that grows with the score.
 ///
 /// returns  measured: the largest difference, greedy less DDES; bound 0; rounding: of float32 sums over
 ///          sets that do not contain each other
@@ -93,7 +95,7 @@ Finding greedy_not_worse_at_equal_peak(const Duel& duel);
 Finding greedy_not_worse_with_changing_scores(const Duel& duel);
 
 /// G2.mass: for weights that grow with the score, mass(greedy l) <= mass(DDES l, D) <= mass(greedy l+D-1) in
-/// every row. Needs what G3.budget needs.
+/// every row. Needs what G3.peak needs.
 ///
 /// at_budget  against greedy with budget l
 /// at_peak    against greedy with budget l + D - 1

@@ -10,7 +10,7 @@ enum class Status {
   proved,   ///< machine-checked (Claim::proofs)
   cited,    ///< a theorem of somebody else, named in the document
   checked,  ///< tested, not proved
-  refuted,  ///< false as stated: the document has the smallest counterexample, and a test pins it
+  refuted,  ///< false as stated: the document has a counterexample, and a test pins it
 };
 std::string_view name(Status status);
 
@@ -25,8 +25,8 @@ struct Claim {
   std::string_view document;                      ///< proof or refutation in prose, a path from the root
 };
 
-/// All claims, in the order of SPEC: what the paper prints, the repaired theorem, the comparison with greedy,
-/// the identities behind the metrics. analysis/README.md is the same table for readers.
+/// All claims: what the paper prints, the repaired theorem, pruning, the comparison with greedy, the
+/// identities behind the metrics. analysis/README.md is the same table for readers.
 std::span<const Claim> claims();
 
 /// The claim with this id.

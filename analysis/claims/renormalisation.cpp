@@ -107,7 +107,7 @@ Finding identity(const Sums& sums, double measured, double bound, double roundin
   return {sums.unmet, Finding::Relation::equal, measured, bound, rounding, 1};
 }
 
-/// Where the row has nothing to say at all.
+/// Where there is nothing to measure.
 Finding inapplicable(const std::string& unmet) {
   Finding finding;
   finding.unmet = unmet;
