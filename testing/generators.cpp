@@ -1,10 +1,10 @@
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "tests/support/stream.hpp"
+#include "testing/stream.hpp"
 
 namespace hae::testing {
 namespace {
@@ -87,7 +87,8 @@ SequenceInfo draw_info(const TraceBounds& bounds, Payload payload) {
   const Index longest = bounds.allow_decode_less ? info.tokens : std::max<Index>(1, info.tokens - 1);
   info.prompt = draw(bounds.prunable ? std::clamp<Index>(bounds.least_tokens / 2, 2, longest) : 1, longest);
   info.generated = info.steps() + 1;
-  info.head_dim = draw(1, 5);
+  // A rotary embedding turns pairs of dimensions.
+  info.head_dim = bounds.unrotated_queries ? 2 * draw(1, 3) : draw(1, 5);
   info.element_bytes = 4;
   info.scale = 1.0 / std::sqrt(static_cast<double>(*info.head_dim));
   info.has_values = true;
@@ -115,6 +116,29 @@ void fill_values(MemoryTrace& trace, Stream& stream) {
   }
 }
 
+/// Queries before a rotary embedding of the usual base: as good as any to a policy, which only turns them.
+void fill_unrotated(MemoryTrace& trace, Stream& stream) {
+  SequenceInfo& info = trace.info;
+  const Index pairs = *info.head_dim / 2;
+  Rotary& rotary = info.rotary.emplace();
+  for (Index pair = 0; pair < pairs; ++pair) {
+    rotary.inverse_frequency.push_back(std::pow(10000.0, -static_cast<double>(pair) / static_cast<double>(pairs)));
+  }
+  for (const std::vector<float>& queries : trace.queries) {
+    std::ranges::generate(trace.unrotated_queries.emplace_back(queries.size()),
+                          [&] { return 3.0f * stream.signed_unit(); });
+  }
+}
+
+void fill_similarity(MemoryTrace& trace, Stream& stream) {
+  SequenceInfo& info = trace.info;
+  info.has_embedding_similarity = true;
+  const Index visual = std::count_if(info.image.begin(), info.image.begin() + info.prompt,
+                                     [](Index image) { return image >= 0; });
+  trace.similarity.resize(at(visual * (info.prompt - visual)));
+  std::ranges::generate(trace.similarity, [&] { return static_cast<double>(stream.signed_unit()); });
+}
+
 RowKind draw_kind(const TraceBounds& bounds) {
   return *rc::gen::weightedElement<RowKind>({{6, RowKind::spread},
                                              {1, RowKind::one_hot},
@@ -123,40 +147,6 @@ RowKind draw_kind(const TraceBounds& bounds) {
                                              {2, RowKind::with_zeros},
                                              {1, RowKind::subnormal},
                                              {bounds.allow_masked ? 1U : 0U, RowKind::masked}});
-}
-
-std::string option(const std::string& key, const std::string& value) {
-  return key + "=" + value + ",";
-}
-
-/// Options of pruning; empty for the policy's default.
-std::string draw_pruning() {
-  const std::string rule = *rc::gen::element<std::string>("none", "threshold", "threshold", "mass");
-  std::string spec = option("dap", rule);
-  if (rule == "none") {
-    return spec;
-  }
-  if (rule == "mass") {
-    spec += option("eps", *rc::gen::element<std::string>("0", "0.05", "0.3", "1"));
-  } else {
-    spec += option("r", *rc::gen::element<std::string>("0.01", "0.1", "0.5"));
-    spec += option("alpha", *rc::gen::element<std::string>("0.05", "0.5", "2"));
-  }
-  spec += option("heads", *rc::gen::element<std::string>("mean", "max"));
-  spec += option("scope", *rc::gen::element<std::string>("sequence", "image"));
-  spec += option("max_evicted", *rc::gen::element<std::string>("none", "none", "2"));
-  const std::string broadcast = *rc::gen::element<std::string>("all", "all", "none");
-  spec += option("broadcast", broadcast);
-  return broadcast == "all" ? spec + option("effect", *rc::gen::element<std::string>("within", "after"))
-                            : spec;
-}
-
-std::string draw_scores() {
-  const std::string lane = *rc::gen::element<std::string>("layer", "kv_head");
-  const std::string group = lane == "layer" ? "mean" : *rc::gen::element<std::string>("mean", "max", "sum");
-  return option("lane", lane) + option("group", group) +
-         option("score", *rc::gen::element<std::string>("sum", "mean")) +
-         option("scores", *rc::gen::element<std::string>("observed", "full"));
 }
 
 }  // namespace
@@ -182,6 +172,9 @@ rc::Gen<MemoryTrace> attention_traces(const TraceBounds& bounds) {
       }
     }
     fill_values(trace, stream);
+    if (bounds.embedding_similarity) {
+      fill_similarity(trace, stream);
+    }
     return trace;
   });
 }
@@ -208,76 +201,32 @@ rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
       keys[static_cast<std::size_t>(stream.below(static_cast<Index>(keys.size())))] *= 20.0f;
     }
     fill_values(trace, stream);
+    if (bounds.unrotated_queries) {
+      fill_unrotated(trace, stream);
+    }
+    if (bounds.embedding_similarity) {
+      fill_similarity(trace, stream);
+    }
     return trace;
   });
 }
 
-rc::Gen<std::string> policy_specs(const SequenceInfo& info) {
-  return rc::gen::exec([info] {
-    const std::string policy = *rc::gen::element<std::string>(
-        "hae", "hae", "hae", "greedy", "h2o/layerwise", "window", "random", "full", "tova", "h2o/flexgen",
-        "h2o/history", "scissorhands", "nacl", "fastv", "fastv/text-mean", "sparsevlm", "mustdrop");
-    const Index budget = draw(2, std::max<Index>(2, info.tokens));
-    const std::string budget_text = std::to_string(budget);
-    std::string spec = policy + ":";
-    if (policy == "hae") {
-      spec +=
-          draw_pruning() + draw_scores() + option("ddes", *rc::gen::element<std::string>("mark", "batch"));
-      spec += option("bin", *rc::gen::element<std::string>("1", "2", "5", "15%", "0.5"));
-      spec += option("budget", budget_text) + option("sinks", std::to_string(draw(0, 1)));
-    } else if (policy == "greedy") {
-      spec += draw_pruning() + draw_scores();
-      spec += option("budget", budget_text) + option("recent", std::to_string(draw(0, 1))) +
-              option("sinks", std::to_string(draw(0, 1)));
-    } else if (policy == "h2o/layerwise") {
-      spec += option("budget", budget_text);
-    } else if (policy == "window") {
-      spec += option("budget", budget_text) + option("sinks", std::to_string(draw(0, 2)));
-    } else if (policy == "random") {
-      spec += option("budget", budget_text) + option("seed", std::to_string(draw(0, 3))) +
-              option("lane", *rc::gen::element<std::string>("layer", "kv_head"));
-    } else if (policy == "fastv" || policy == "fastv/text-mean") {
-      spec += option("layer", "1") + option("keep", *rc::gen::element<std::string>("1", "2", "50%")) +
-              option("scope", *rc::gen::element<std::string>("sequence", "image")) +
-              option("effect", *rc::gen::element<std::string>("within", "after"));
-    } else if (policy == "sparsevlm") {
-      spec += option("layers", "1") + option("keep", *rc::gen::element<std::string>("1", "2", "50%"));
-    } else if (policy == "mustdrop") {
-      spec += option("layers", *rc::gen::element<std::string>("0", "0/1", "1/2")) +
-              option("tau_global", *rc::gen::element<std::string>("0.1", "0.5", "2")) +
-              option("tau_individual", *rc::gen::element<std::string>("0.1", "1.5"));
-    } else if (policy == "tova" || policy == "h2o/flexgen") {
-      spec += option("budget", budget_text);
-    } else if (policy != "full") {
-      spec += option("budget", budget_text) + option("sinks", std::to_string(draw(0, 1))) +
-              option("recent", std::to_string(draw(0, 1)));
-      spec +=
-          policy == "scissorhands" ? option("select", *rc::gen::element<std::string>("top", "sample")) : "";
-    }
-    spec.pop_back();
-    return spec;
-  });
-}
-
-std::ostream& operator<<(std::ostream& out, const MemoryTrace& trace) {
-  const SequenceInfo& info = trace.info;
-  out << info.layers << " layers, " << info.query_heads << " query heads, " << info.kv_heads
-      << " KV heads, P " << info.prompt << ", T " << info.tokens << ", image";
-  for (const Index image : info.image) {
-    out << ' ' << image;
+rc::Gen<MemoryTrace> traces_for(const Policy& policy, TraceBounds bounds) {
+  // What a policy needs may depend on the layer, and hardly on more.
+  SequenceInfo sample;
+  sample.layers = std::max<Index>(bounds.most_layers, 1);
+  sample.query_heads = sample.kv_heads = sample.tokens = sample.prompt = 1;
+  sample.masks.resize(at(sample.layers));
+  sample.image = {-1};
+  sample.prompt_rows = {0};
+  bool keys = false;
+  for (Index layer = 0; layer < sample.layers; ++layer) {
+    const Needs needs = policy.needs(sample, layer);
+    keys = keys || needs.keys || needs.unrotated_queries;
+    bounds.unrotated_queries = bounds.unrotated_queries || needs.unrotated_queries;
+    bounds.embedding_similarity = bounds.embedding_similarity || needs.embedding_similarity;
   }
-  if (info.tokens > 6) {
-    return out;
-  }
-  for (std::size_t layer = 0; layer < trace.attention.size(); ++layer) {
-    for (Index row = 0; row < info.query_heads * info.tokens; ++row) {
-      out << "\n  layer " << layer << " head " << row / info.tokens << " row " << row % info.tokens << ":";
-      for (Index j = 0; j <= row % info.tokens; ++j) {
-        out << ' ' << trace.attention[layer][static_cast<std::size_t>(row * info.tokens + j)];
-      }
-    }
-  }
-  return out;
+  return keys ? qkv_traces(bounds) : rc::gen::oneOf(attention_traces(bounds), qkv_traces(bounds));
 }
 
 }  // namespace hae::testing
