@@ -101,7 +101,6 @@ std::map<std::string, MemoryTrace> possible_edge_traces(const MakePolicy& make) 
 }
 
 void check_property(const PolicyProperty& property, const MakePolicy& make, const ContractOptions& options) {
-  check_on_edges(property, make);
   Index cases = 0;
   Index ran = 0;
   const std::string found =
@@ -118,6 +117,7 @@ void check_property(const PolicyProperty& property, const MakePolicy& make, cons
                       " generated traces only; options that need more tokens than a trace has are "
                       "impossible there, so raise traces.least_tokens"));
   }
+  check_on_edges(property, make);
 }
 
 void check_evictions(const MakePolicy& make, const ContractOptions& options) {

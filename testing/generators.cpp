@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "testing/smaller_traces.hpp"
 #include "testing/stream.hpp"
 
 namespace hae::testing {
@@ -149,10 +150,33 @@ RowKind draw_kind(const TraceBounds& bounds) {
                                              {bounds.allow_masked ? 1U : 0U, RowKind::masked}});
 }
 
+/// Whether a smaller trace still is what was asked for.
+bool fits(const SequenceInfo& info, const TraceBounds& bounds) {
+  const bool has_picture = std::ranges::any_of(info.image, [](Index image) { return image >= 0; });
+  return info.tokens >= bounds.least_tokens && (bounds.allow_decode_less || info.steps() > 0) &&
+         (!bounds.prunable || (has_picture && !info.is_visual(info.prompt - 1)));
+}
+
+/// The generator with shrinking by what a trace is, not by what it was drawn from: what stays of a
+/// counterexample is as it was.
+rc::Gen<MemoryTrace> shrinking(const TraceBounds& bounds, const rc::Gen<MemoryTrace>& drawn) {
+  if (bounds.dyadic) {
+    return drawn;  // Part of a dyadic row, normalised again, is none.
+  }
+  const auto smaller = [bounds](const MemoryTrace& trace) {
+    std::vector<MemoryTrace> traces = smaller_traces(trace);
+    std::erase_if(traces, [&](const MemoryTrace& one) { return !fits(one.info, bounds); });
+    return rc::seq::fromContainer(std::move(traces));
+  };
+  return [=](const rc::Random& random, int size) {
+    return rc::shrinkable::shrinkRecur(drawn(random, size).value(), smaller);
+  };
+}
+
 }  // namespace
 
 rc::Gen<MemoryTrace> attention_traces(const TraceBounds& bounds) {
-  return rc::gen::exec([bounds] {
+  return shrinking(bounds, rc::gen::exec([bounds] {
     MemoryTrace trace;
     trace.info = draw_info(bounds, Payload::attention);
     const SequenceInfo& info = trace.info;
@@ -176,11 +200,11 @@ rc::Gen<MemoryTrace> attention_traces(const TraceBounds& bounds) {
       fill_similarity(trace, stream);
     }
     return trace;
-  });
+  }));
 }
 
 rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
-  return rc::gen::exec([bounds] {
+  return shrinking(bounds, rc::gen::exec([bounds] {
     MemoryTrace trace;
     trace.info = draw_info(bounds, Payload::qkv);
     SequenceInfo& info = trace.info;
@@ -208,7 +232,7 @@ rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
       fill_similarity(trace, stream);
     }
     return trace;
-  });
+  }));
 }
 
 rc::Gen<MemoryTrace> traces_for(const Policy& policy, TraceBounds bounds) {

@@ -23,7 +23,7 @@ struct TraceBounds {
 };
 
 /// An attention trace: causal rows of every RowKind, grouped-query heads, pictures anywhere, V. Shrinks
-/// toward fewer tokens, layers and heads, then simpler rows.
+/// as smaller_traces does; with dyadic rows by what it was drawn from.
 rc::Gen<MemoryTrace> attention_traces(const TraceBounds& bounds = {});
 
 /// A qkv trace of unit-scale numbers with a few outliers, grouped-query heads, pictures, windows.

@@ -53,8 +53,8 @@ struct ContractOptions {
 /// The traces of edge_traces() that have what a policy needs, and on which its options are possible.
 std::map<std::string, MemoryTrace> possible_edge_traces(const MakePolicy& make);
 
-/// Checks one property: on every trace of edge_traces() that the policy can run on, then on generated traces
-/// that have what it needs. Of a generated counterexample the smallest that still fails is reported.
+/// Checks one property: on generated traces that have what the policy needs, whose counterexample shrinks to
+/// the smallest found that still fails, then on every trace of edge_traces() that it can run on.
 ///
 /// throws  ContractFailure; also when fewer than one generated case in ten could be run
 void check_property(const PolicyProperty& property, const MakePolicy& make,
