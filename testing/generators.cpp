@@ -123,7 +123,8 @@ void fill_unrotated(MemoryTrace& trace, Stream& stream) {
   const Index pairs = *info.head_dim / 2;
   Rotary& rotary = info.rotary.emplace();
   for (Index pair = 0; pair < pairs; ++pair) {
-    rotary.inverse_frequency.push_back(std::pow(10000.0, -static_cast<double>(pair) / static_cast<double>(pairs)));
+    rotary.inverse_frequency.push_back(
+        std::pow(10000.0, -static_cast<double>(pair) / static_cast<double>(pairs)));
   }
   for (const std::vector<float>& queries : trace.queries) {
     std::ranges::generate(trace.unrotated_queries.emplace_back(queries.size()),
@@ -177,62 +178,63 @@ rc::Gen<MemoryTrace> shrinking(const TraceBounds& bounds, const rc::Gen<MemoryTr
 
 rc::Gen<MemoryTrace> attention_traces(const TraceBounds& bounds) {
   return shrinking(bounds, rc::gen::exec([bounds] {
-    MemoryTrace trace;
-    trace.info = draw_info(bounds, Payload::attention);
-    const SequenceInfo& info = trace.info;
-    Stream stream(*rc::gen::arbitrary<std::uint64_t>());
-    const auto tokens = static_cast<std::size_t>(info.tokens);
-    for (Index layer = 0; layer < info.layers; ++layer) {
-      std::vector<float>& matrix =
-          trace.attention.emplace_back(static_cast<std::size_t>(info.query_heads) * tokens * tokens, 0.0f);
-      for (Index head = 0; head < info.query_heads; ++head) {
-        const RowKind kind = draw_kind(bounds);  // most rows of a head are of one kind, every fifth is spread
-        for (Index i = 0; i < info.tokens; ++i) {
-          const std::vector<float> row = bounds.dyadic
-                                             ? dyadic_row(i + 1, stream)
+                     MemoryTrace trace;
+                     trace.info = draw_info(bounds, Payload::attention);
+                     const SequenceInfo& info = trace.info;
+                     Stream stream(*rc::gen::arbitrary<std::uint64_t>());
+                     const auto tokens = static_cast<std::size_t>(info.tokens);
+                     for (Index layer = 0; layer < info.layers; ++layer) {
+                       std::vector<float>& matrix = trace.attention.emplace_back(
+                           static_cast<std::size_t>(info.query_heads) * tokens * tokens, 0.0f);
+                       for (Index head = 0; head < info.query_heads; ++head) {
+                         const RowKind kind =
+                             draw_kind(bounds);  // most rows of a head are of one kind, every fifth is spread
+                         for (Index i = 0; i < info.tokens; ++i) {
+                           const std::vector<float> row =
+                               bounds.dyadic ? dyadic_row(i + 1, stream)
                                              : make_row(i % 5 == 4 ? RowKind::spread : kind, i + 1, stream);
-          std::ranges::copy(row, matrix.begin() + (head * info.tokens + i) * info.tokens);
-        }
-      }
-    }
-    fill_values(trace, stream);
-    if (bounds.embedding_similarity) {
-      fill_similarity(trace, stream);
-    }
-    return trace;
-  }));
+                           std::ranges::copy(row, matrix.begin() + (head * info.tokens + i) * info.tokens);
+                         }
+                       }
+                     }
+                     fill_values(trace, stream);
+                     if (bounds.embedding_similarity) {
+                       fill_similarity(trace, stream);
+                     }
+                     return trace;
+                   }));
 }
 
 rc::Gen<MemoryTrace> qkv_traces(const TraceBounds& bounds) {
   return shrinking(bounds, rc::gen::exec([bounds] {
-    MemoryTrace trace;
-    trace.info = draw_info(bounds, Payload::qkv);
-    SequenceInfo& info = trace.info;
-    for (MaskRule& mask : info.masks) {
-      mask.window = *rc::gen::element<Index>(0, 0, 1, 3, 7);
-      mask.bidirectional =
-          *rc::gen::element(MaskRule::Bidirectional::none, MaskRule::Bidirectional::none,
-                            MaskRule::Bidirectional::image, MaskRule::Bidirectional::image_in_window);
-    }
-    Stream stream(*rc::gen::arbitrary<std::uint64_t>());
-    for (Index layer = 0; layer < info.layers; ++layer) {
-      std::vector<float>& queries = trace.queries.emplace_back(
-          static_cast<std::size_t>(info.query_heads * info.tokens * *info.head_dim));
-      std::vector<float>& keys =
-          trace.keys.emplace_back(static_cast<std::size_t>(info.kv_heads * info.tokens * *info.head_dim));
-      std::ranges::generate(queries, [&] { return 3.0f * stream.signed_unit(); });
-      std::ranges::generate(keys, [&] { return 3.0f * stream.signed_unit(); });
-      keys[static_cast<std::size_t>(stream.below(static_cast<Index>(keys.size())))] *= 20.0f;
-    }
-    fill_values(trace, stream);
-    if (bounds.unrotated_queries) {
-      fill_unrotated(trace, stream);
-    }
-    if (bounds.embedding_similarity) {
-      fill_similarity(trace, stream);
-    }
-    return trace;
-  }));
+                     MemoryTrace trace;
+                     trace.info = draw_info(bounds, Payload::qkv);
+                     SequenceInfo& info = trace.info;
+                     for (MaskRule& mask : info.masks) {
+                       mask.window = *rc::gen::element<Index>(0, 0, 1, 3, 7);
+                       mask.bidirectional = *rc::gen::element(
+                           MaskRule::Bidirectional::none, MaskRule::Bidirectional::none,
+                           MaskRule::Bidirectional::image, MaskRule::Bidirectional::image_in_window);
+                     }
+                     Stream stream(*rc::gen::arbitrary<std::uint64_t>());
+                     for (Index layer = 0; layer < info.layers; ++layer) {
+                       std::vector<float>& queries = trace.queries.emplace_back(
+                           static_cast<std::size_t>(info.query_heads * info.tokens * *info.head_dim));
+                       std::vector<float>& keys = trace.keys.emplace_back(
+                           static_cast<std::size_t>(info.kv_heads * info.tokens * *info.head_dim));
+                       std::ranges::generate(queries, [&] { return 3.0f * stream.signed_unit(); });
+                       std::ranges::generate(keys, [&] { return 3.0f * stream.signed_unit(); });
+                       keys[static_cast<std::size_t>(stream.below(static_cast<Index>(keys.size())))] *= 20.0f;
+                     }
+                     fill_values(trace, stream);
+                     if (bounds.unrotated_queries) {
+                       fill_unrotated(trace, stream);
+                     }
+                     if (bounds.embedding_similarity) {
+                       fill_similarity(trace, stream);
+                     }
+                     return trace;
+                   }));
 }
 
 rc::Gen<MemoryTrace> traces_for(const Policy& policy, TraceBounds bounds) {

@@ -16,7 +16,7 @@ struct TraceBounds {
   Index most_layers = 3;
   bool allow_masked = true;
   bool allow_decode_less = true;
-  bool prunable = false;  ///< the prompt ends in text and has a picture before it
+  bool prunable = false;              ///< the prompt ends in text and has a picture before it
   bool unrotated_queries = false;     ///< qkv: also queries before rotary embedding
   bool embedding_similarity = false;  ///< also inner products of the prompt's embeddings
   bool dyadic = false;  ///< weights are multiples of 1/64 that sum to 1 exactly, so sums over heads are exact

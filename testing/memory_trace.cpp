@@ -229,7 +229,8 @@ void print_rows(std::ostream& out, const std::vector<float>& numbers, Index widt
 
 void print_layer(std::ostream& out, const MemoryTrace& trace, Index layer) {
   const Index tokens = trace.info.tokens;
-  const auto print = [&](const std::vector<std::vector<float>>& layers, Index width, const std::string& what) {
+  const auto print = [&](const std::vector<std::vector<float>>& layers, Index width,
+                         const std::string& what) {
     if (!layers.empty()) {
       print_rows(out, layers[at(layer)], width, [&](Index row) {
         return what + ", head " + std::to_string(row / tokens) + ", token " + std::to_string(row % tokens);

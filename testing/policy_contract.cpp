@@ -25,13 +25,15 @@ std::optional<std::string> difference(const EvictionLog& found, const EvictionLo
     return i < log.entries.size() ? line_of(log.entries[i]) : std::string("missing");
   };
   for (std::size_t i = 0; i < std::max(found.entries.size(), expected.entries.size()); ++i) {
-    if (i >= found.entries.size() || i >= expected.entries.size() || found.entries[i] != expected.entries[i]) {
+    if (i >= found.entries.size() || i >= expected.entries.size() ||
+        found.entries[i] != expected.entries[i]) {
       return "eviction " + std::to_string(i) + " is\n  " + entry(found, i) + "\nand was\n  " +
              entry(expected, i);
     }
   }
-  return found.pending == expected.pending ? std::nullopt
-                                           : std::optional<std::string>("other tokens are pending at the end");
+  return found.pending == expected.pending
+             ? std::nullopt
+             : std::optional<std::string>("other tokens are pending at the end");
 }
 
 /// How two runs differ first; nothing if they do not.
@@ -129,7 +131,8 @@ bool needs(const Policy& policy, const SequenceInfo& info, bool Needs::*what) {
 void decides_alike_in_a_model(const MakePolicy& make, Traces traces) {
   const MemoryTrace& trace = traces[0];
   const auto policy = make();
-  if (trace.info.payload != Payload::qkv || policy->merges() || needs(*policy, trace.info, &Needs::embedding_similarity) ||
+  if (trace.info.payload != Payload::qkv || policy->merges() ||
+      needs(*policy, trace.info, &Needs::embedding_similarity) ||
       needs(*policy, trace.info, &Needs::unrotated_queries)) {
     return;  // A closed loop merges nothing, has no similarities, and turns queries back itself.
   }
@@ -319,11 +322,11 @@ void reports_budgets_above_windows(const MakePolicy& make, Traces traces) {
   for (Index layer = 0; layer < info.layers; ++layer) {
     const std::string start = "layer " + std::to_string(layer) + ":";
     expect(info.masks[at(layer)].window == 0 || std::ranges::any_of(result.warnings,
-                                                                   [&](const std::string& warning) {
-                                                                     return warning.starts_with(start) &&
-                                                                            warning.find("window") !=
-                                                                                std::string::npos;
-                                                                   }),
+                                                                    [&](const std::string& warning) {
+                                                                      return warning.starts_with(start) &&
+                                                                             warning.find("window") !=
+                                                                                 std::string::npos;
+                                                                    }),
            "a budget of " + std::to_string(widest + 3) + " exceeds the window of layer " +
                std::to_string(layer) + ", and no warning says so");
   }
@@ -352,8 +355,10 @@ std::vector<PolicyProperty> policy_contract() {
 
 std::vector<PolicyProperty> budget_contract() {
   return {
-      {"ABudgetOfAllTokensEvictsNothing", "a budget of all tokens and " + std::to_string(kLargestBlock) + " more evicts nothing but what is pruned", 1,
-       evicts_nothing_under_a_full_budget},
+      {"ABudgetOfAllTokensEvictsNothing",
+       "a budget of all tokens and " + std::to_string(kLargestBlock) +
+           " more evicts nothing but what is pruned",
+       1, evicts_nothing_under_a_full_budget},
       {"ABudgetAboveAWindowIsReported", "a budget above a layer's window is warned of", 1,
        reports_budgets_above_windows},
   };

@@ -44,10 +44,10 @@ std::vector<PolicyProperty> budget_contract();
 
 /// How much is tried.
 struct ContractOptions {
-  TraceBounds traces = {};         ///< of the generated traces; what the policy needs is added
-  Index cases = 100;               ///< generated cases of a property
-  std::uint64_t seed = 20260202;   ///< of the generated traces: the same seed gives the same cases
-  bool keeps_everything = false;   ///< the policy evicts nothing on such small traces, and that is right
+  TraceBounds traces = {};        ///< of the generated traces; what the policy needs is added
+  Index cases = 100;              ///< generated cases of a property
+  std::uint64_t seed = 20260202;  ///< of the generated traces: the same seed gives the same cases
+  bool keeps_everything = false;  ///< the policy evicts nothing on such small traces, and that is right
 };
 
 /// The traces of edge_traces() that have what a policy needs, and on which its options are possible.

@@ -47,9 +47,8 @@ inline void register_policy_contract(const std::string& suite, const MakePolicy&
   if (make()->budget_is_open()) {
     register_properties(suite, budget_contract(), make, options);
   }
-  ::testing::RegisterTest(suite.c_str(), "ItEvicts", nullptr, nullptr, __FILE__, __LINE__, [=] {
-    return new ContractTest([=] { check_evictions(make, options); });
-  });
+  ::testing::RegisterTest(suite.c_str(), "ItEvicts", nullptr, nullptr, __FILE__, __LINE__,
+                          [=] { return new ContractTest([=] { check_evictions(make, options); }); });
 }
 
 }  // namespace hae::testing

@@ -60,12 +60,14 @@ void normalise(std::vector<float>& rows, const std::vector<bool>& was_masked, In
   }
 }
 
-void keep_tokens_of_attention(MemoryTrace& trace, const SequenceInfo& before, const std::vector<Index>& kept) {
+void keep_tokens_of_attention(MemoryTrace& trace, const SequenceInfo& before,
+                              const std::vector<Index>& kept) {
   for (std::vector<float>& matrix : trace.attention) {
     matrix = pieces(matrix, before.tokens, of_heads(before.query_heads, before.tokens, kept));
     std::vector<bool> was_masked;
     for (auto row = matrix.begin(); row != matrix.end(); row += before.tokens) {
-      was_masked.push_back(std::all_of(row, row + before.tokens, [](float weight) { return weight == 0.0f; }));
+      was_masked.push_back(
+          std::all_of(row, row + before.tokens, [](float weight) { return weight == 0.0f; }));
     }
     matrix = pieces(matrix, 1, of_heads(static_cast<Index>(was_masked.size()), before.tokens, kept));
     if (kept.back() + 1 != static_cast<Index>(kept.size())) {  // A prefix of a causal row has all of it.
