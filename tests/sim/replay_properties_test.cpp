@@ -9,8 +9,11 @@
 
 #include "reference/policies.hpp"
 #include "sim/logged_policy.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
 #include "testing/policy_contract.hpp"
-#include "tests/support/generators.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // What holds for every policy of the table on every trace, and the theorems that tie policies together.
 
