@@ -317,18 +317,18 @@ void evicts_nothing_under_a_full_budget(const MakePolicy& make, Traces traces) {
 
 void reports_budgets_above_windows(const MakePolicy& make, Traces traces) {
   const SequenceInfo& info = traces[0].info;
-  const Index widest = std::ranges::max(info.masks, {}, &MaskRule::window).window;
-  const RunResult result = run(traces[0], make()->with_budget(widest + 3));
+  const Index budget = std::ranges::max(info.masks, {}, &MaskRule::window).window + 3;
+  const RunResult result = run(traces[0], make()->with_budget(budget));
+  const auto is_reported = [&](const std::string& layer) {
+    return std::ranges::any_of(result.warnings, [&](const std::string& warning) {
+      return warning.starts_with(layer + ":") && warning.find("window") != std::string::npos;
+    });
+  };
   for (Index layer = 0; layer < info.layers; ++layer) {
-    const std::string start = "layer " + std::to_string(layer) + ":";
-    expect(info.masks[at(layer)].window == 0 || std::ranges::any_of(result.warnings,
-                                                                    [&](const std::string& warning) {
-                                                                      return warning.starts_with(start) &&
-                                                                             warning.find("window") !=
-                                                                                 std::string::npos;
-                                                                    }),
-           "a budget of " + std::to_string(widest + 3) + " exceeds the window of layer " +
-               std::to_string(layer) + ", and no warning says so");
+    const std::string name = "layer " + std::to_string(layer);
+    expect(info.masks[at(layer)].window == 0 || is_reported(name), "a budget of " + std::to_string(budget) +
+                                                                       " exceeds the window of " + name +
+                                                                       ", and no warning says so");
   }
 }
 
