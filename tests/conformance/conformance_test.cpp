@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <iostream>
+#include <numeric>
+#include <optional>
 #include <regex>
 #include <set>
 #include <string>
@@ -121,11 +124,71 @@ std::set<std::string> open_specs() {
   return open;
 }
 
+/// What the policies of the table promise of budgets beyond the contract.
+class BudgetContract : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(BudgetContract, ABudgetAboveALayersWindowIsCappedWithoutLoss) {
+  const auto policy = reference::make_policy(GetParam());
+  const testing::MemoryTrace trace =
+      testing::recomputed_trace({.tokens = 70, .prompt = 40, .windows = {5, 33}});
+  const RunResult result = testing::run(trace, policy->with_budget(40));
+  const Index lanes = lane_count(trace.info, result.lanes);
+  for (const Index layer : {0, 1}) {
+    EXPECT_THAT(result.warnings, ::testing::Contains(::testing::AllOf(
+                                     ::testing::StartsWith("layer " + std::to_string(layer) + ":"),
+                                     ::testing::HasSubstr("the budget is capped at"))));
+    for (Index lane = 0; lane < lanes; ++lane) {
+      const Limits& limits = result.limits[at(layer * lanes + lane)];
+      // Beside sinks one token less: the next row does not see the oldest.
+      const Index window = trace.info.masks[at(layer)].window;
+      EXPECT_EQ(limits.budget, limits.sinks + window - (limits.sinks > 0 ? 1 : 0));
+      EXPECT_EQ(limits.capacity, limits.budget);
+    }
+  }
+  const std::span<const double> missed = result.decode.all(Metric::missed_mass);
+  if (!policy->prunes() && !policy->merges()) {
+    EXPECT_THAT(missed, ::testing::Each(0.0));
+  }
+}
+
+TEST_P(BudgetContract, SizesAreWhatARunHolds) {
+  const auto policy = reference::make_policy(GetParam());
+  for (const auto& [name, trace] : testing::possible_edge_traces(
+           maker(GetParam() + (GetParam().find(':') == std::string::npos ? ':' : ',') + "budget=11"))) {
+    if (policy->prunes() || trace.info.steps() == 0) {
+      continue;  // How many tokens a pruning leaves depends on the trace.
+    }
+    for (const Index budget : {6, 13, 40}) {
+      std::vector<std::optional<LaneSizes>> sizes;
+      for (Index layer = 0; layer < trace.info.layers; ++layer) {
+        sizes.push_back(policy->sizes(trace.info, layer, budget, trace.info.prompt));
+      }
+      if (std::ranges::any_of(sizes, [](const auto& s) { return !s; })) {
+        continue;
+      }
+      const RunResult result = testing::run(trace, policy->with_budget(budget));
+      const Index lanes = lane_count(trace.info, result.lanes);
+      for (Index layer = 0; layer < trace.info.layers; ++layer) {
+        const auto begin = result.attention_tokens.begin() + layer * lanes * trace.info.steps();
+        const Index held = std::accumulate(begin, begin + lanes * trace.info.steps(), Index{0});
+        // Rounding may give lanes that share a budget some tokens more or fewer.
+        const Index slack = GetParam().starts_with("adakv") ? lanes * trace.info.steps() : 0;
+        EXPECT_LE(std::abs(held - lanes * sizes[at(layer)]->total), slack) << name << ", budget " << budget;
+      }
+    }
+  }
+}
+
 std::string identifier(std::string spec) {
   std::ranges::replace_if(
       spec, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return spec;
 }
+
+INSTANTIATE_TEST_SUITE_P(Table, BudgetContract, ::testing::ValuesIn(open_specs()),
+                         [](const ::testing::TestParamInfo<std::string>& spec) {
+                           return identifier(spec.param);
+                         });
 
 testing::ContractOptions options_for(const std::string& spec) {
   testing::ContractOptions options;
@@ -135,11 +198,9 @@ testing::ContractOptions options_for(const std::string& spec) {
     options.traces.least_tokens = 30;
     options.traces.most_tokens = 60;
   }
-  // DAP's default thresholds are those of long prompts: they prune nothing here.
-  const bool prunes = reference::make_policy(spec)->prunes() && !spec.starts_with("hae:");
-  // The last two decide in layers that these traces do not have; specs with others stand above.
-  const bool is_idle = spec == "full" || spec == "sparsevlm" || spec == "mustdrop";
-  options.keeps_everything = is_idle || (says("budget=1000") && !prunes);
+  // The last two decide in layers that these traces do not have; specs with others stand above. What has a
+  // budget evicts under any: windows cap it.
+  options.keeps_everything = spec == "full" || spec == "sparsevlm" || spec == "mustdrop";
   return options;
 }
 

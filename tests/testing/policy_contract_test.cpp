@@ -50,7 +50,7 @@ class OtherBudget final : public Policy {
 TEST(PolicyContract, FindsABudgetThatIsNotKept) {
   // It may keep all tokens and 8 more, and keeps three less than all.
   const auto make = [] { return std::make_shared<OtherBudget>("window", -11); };
-  EXPECT_THAT([&] { check_property(property_named("ABudgetOfAllTokensEvictsNothing"), make); },
+  EXPECT_THAT([&] { check_property(property_named("ABudgetOfAllTokensLosesNothing"), make); },
               ThrowsMessage<ContractFailure>(HasSubstr("under a budget of all tokens {\"step\":")));
 }
 
@@ -81,7 +81,7 @@ TEST(PolicyContract, CollectsEveryFailureOfAPolicy) {
   } catch (const ContractFailure& failure) {
     // Without a size `window` runs nowhere; with one its budget is wrong.
     EXPECT_THAT(failure.what(), StartsWith("ReplayingTwiceGivesTheSameRun: "));
-    EXPECT_THAT(failure.what(), HasSubstr("\n\nABudgetOfAllTokensEvictsNothing: "));
+    EXPECT_THAT(failure.what(), HasSubstr("\n\nABudgetOfAllTokensLosesNothing: "));
   }
 }
 
@@ -89,7 +89,7 @@ TEST(PolicyContract, GivesTheSameCounterexampleForASeed) {
   const auto message = [](std::uint64_t seed) {
     try {
       const auto make = [] { return std::make_shared<OtherBudget>("window", -11); };
-      check_property(property_named("ABudgetOfAllTokensEvictsNothing"), make, {.seed = seed});
+      check_property(property_named("ABudgetOfAllTokensLosesNothing"), make, {.seed = seed});
     } catch (const ContractFailure& failure) {
       return std::string(failure.what());
     }
