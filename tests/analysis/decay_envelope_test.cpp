@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/support/generators.hpp"
-
 namespace hae::analysis {
 namespace {
 

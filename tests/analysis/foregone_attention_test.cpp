@@ -9,7 +9,10 @@
 
 #include "analysis/decay_envelope.hpp"
 #include "reference/policies.hpp"
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae::analysis {
 namespace {

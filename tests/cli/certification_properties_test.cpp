@@ -5,7 +5,10 @@
 // RapidCheck needs GoogleTest first.
 #include <rapidcheck/gtest.h>
 
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // Certificates of generated traces: no proved claim fails, whatever the trace and the policy.
 

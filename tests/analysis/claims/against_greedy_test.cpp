@@ -8,8 +8,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
 #include "tests/analysis/claims/fixed_scores.hpp"
-#include "tests/support/generators.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // DDES against greedy: the real policies on every small trace and on generated ones, the model of fixed
 // scores on every small sequence, and a pinned counterexample for what is refuted and for each assumption.

@@ -11,9 +11,9 @@
 #include <ostream>
 #include <vector>
 
+#include "testing/stream.hpp"
 #include "tests/analysis/claims/exact.hpp"
-#include "tests/support/generators.hpp"
-#include "tests/support/stream.hpp"
+#include "tests/support/interesting.hpp"
 
 // T2.1 and what replaces it, against sums without rounding.
 

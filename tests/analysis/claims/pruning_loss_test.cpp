@@ -9,8 +9,11 @@
 #include <bit>
 #include <cmath>
 
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
 #include "tests/analysis/claims/exact.hpp"
-#include "tests/support/generators.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // What DAP and dap=mass lose, by the real policy, against sums without rounding and every other choice.
 

@@ -8,9 +8,12 @@
 #include <cmath>
 #include <vector>
 
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "testing/stream.hpp"
 #include "tests/analysis/claims/exact.hpp"
-#include "tests/support/generators.hpp"
-#include "tests/support/stream.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // The identities of a renormalised row: without rounding on every small row, then on rows of any kind.
 
