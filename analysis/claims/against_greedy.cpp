@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace hae::analysis {
@@ -16,7 +19,7 @@ using LaneToken = std::tuple<Index, Index, Index>;  // layer, lane, token
 using LaneStep = std::tuple<Index, Index, Index>;   // layer, lane, step
 using Event = std::pair<LaneStep, Index>;           // and the token
 
-/// What of a log concerns decoding, ready to be looked up.
+/// A log by token: each leaves a lane once.
 using Entries = std::map<LaneToken, const LogEntry*>;
 
 Entries entries_of(const RunResult& run) {

@@ -1,5 +1,6 @@
 #include "analysis/claims/information_loss.hpp"
 
+#include <algorithm>
 #include <boost/math/special_functions/expm1.hpp>
 #include <boost/math/special_functions/log1p.hpp>
 #include <boost/multiprecision/cpp_bin_float.hpp>

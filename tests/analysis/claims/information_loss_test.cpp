@@ -151,6 +151,11 @@ TEST(TheoremAsPrinted, IsTrueForNoStepAtAll) {
   EXPECT_EQ(printed_theorem({1.0, 0.5}, 2.0, 0).verdict(), Verdict::does_not_apply);
 }
 
+// λ = 2^-400: 1-λ is 1 to 335 bits, and the sum of two terms, 2 - 3λ, is 2; what is reported is less.
+TEST(TheoremAsPrinted, NeverReportsMoreThanTheSum) {
+  EXPECT_EQ(printed_theorem({1.0, 0x1p-400}, 0.5, 2).measured, below(2.0));
+}
+
 // ---- bounds -----------------------------------------------------------------------------------------------
 
 TEST(InformationLoss, BoundsAreTheirFormulasRoundedUp) {
