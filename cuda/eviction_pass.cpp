@@ -30,11 +30,12 @@ Index EvictionPass::bytes_per_token(const PolicyRun& policy, const SequenceInfo&
   return numbers * Index{sizeof(Index)} + lane_count(info, policy.lanes) * kFlags;
 }
 
-EvictionPass::EvictionPass(const std::vector<LayerJob>& layers, LayerBatch& batch, Stream stream)
+EvictionPass::EvictionPass(const PolicyRun& policy, const std::vector<LayerJob>& layers, LayerBatch& batch,
+                           Stream stream)
     : layers_(layers),
       batch_(batch),
       stream_(stream),
-      policy_(layers.front().job->run),
+      policy_(policy),
       lanes_of_layer_(lane_count(layers.front().info(), policy_.lanes)),
       stride_(batch.shape().stride),
       lanes_(at(batch.items() * lanes_of_layer_)),

@@ -14,7 +14,9 @@ class EvictionPass {
   /// Device memory for each token of a layer.
   static Index bytes_per_token(const PolicyRun& policy, const SequenceInfo& info);
 
-  EvictionPass(const std::vector<LayerJob>& layers, LayerBatch& batch, Stream stream);
+  /// policy  what all layers run; must outlive the pass
+  EvictionPass(const PolicyRun& policy, const std::vector<LayerJob>& layers, LayerBatch& batch,
+               Stream stream);
 
   /// Adds the evictions to the log of each run.
   void run();

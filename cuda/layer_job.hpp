@@ -24,6 +24,8 @@ struct LayerJob {
   PrunedLayer* pruned = nullptr;
   DeviceRun* run = nullptr;
 
+  [[nodiscard]] bool is_capped() const { return !run->is_capped.empty() && run->is_capped[at(layer)]; }
+
   [[nodiscard]] const SequenceInfo& info() const { return job->sequence->info(); }
 };
 

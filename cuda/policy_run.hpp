@@ -55,7 +55,7 @@ struct PolicyRun {
   Eviction eviction = Eviction::never;
 
   /// What a lane of a layer promises, given the residents it holds when the layer's pruning is over: budget
-  /// and bin, what is protected. Not called with Eviction::never.
+  /// and bin, what is protected. A budget above the layer's sliding window is capped there by the replay.
   ///
   /// throws  ConfigError when it cannot be kept
   std::function<Limits(Index residents)> limits;

@@ -38,14 +38,14 @@ class Replay {
   std::vector<DeviceRun> run() {
     const PolicyRun& policy = jobs_.front().run;
     if (policy.pruning) {
-      for_each_wave([&](Index layer) { return layer == 0 || !policy.pruning->broadcast; },
+      for_each_wave([&](const LayerJob& job) { return job.layer == 0 || !policy.pruning->broadcast; },
                     PruningPass::kBytesPerToken,
                     [&](const std::vector<LayerJob>& wave, LayerBatch& batch) { prune(wave, batch); });
     }
     settle_limits();
     if (policy.eviction != Eviction::never) {
-      for_each_wave([](Index) { return true; }, lane_bytes(policy),
-                    [&](const std::vector<LayerJob>& wave, LayerBatch& batch) { evict(wave, batch); });
+      evict(policy, false);
+      evict(within_window(policy), true);
     }
     for (DeviceRun& run : runs_) {
       std::ranges::sort(run.log.entries, {},
@@ -64,8 +64,9 @@ class Replay {
     for (std::size_t j = 0; j < jobs_.size(); ++j) {
       const SequenceInfo& info = jobs_[j].sequence->info();
       for (Index layer = 0; layer < info.layers; ++layer) {
-        if (chooses(layer)) {
-          kinds[kind_of(info)].push_back({&jobs_[j], layer, &layers_[j][at(layer)], &runs_[j]});
+        const LayerJob job{&jobs_[j], layer, &layers_[j][at(layer)], &runs_[j]};
+        if (chooses(job)) {
+          kinds[kind_of(info)].push_back(job);
         }
       }
     }
@@ -169,9 +170,7 @@ class Replay {
     for (std::size_t j = 0; j < jobs_.size(); ++j) {
       const SequenceInfo& info = jobs_[j].sequence->info();
       for (Index layer = 0; layer < info.layers; ++layer) {
-        const Index residents = info.prompt - std::ssize(layers_[j][at(layer)].pruned);
-        const Limits limits = jobs_[j].run.limits(residents);
-        runs_[j].after_pruning.push_back(residents);
+        Limits limits = jobs_[j].run.limits(info.prompt - std::ssize(layers_[j][at(layer)].pruned));
         // A short prompt may be all protected where decoding evicts nothing.
         if (limits.budget && !limits.grows && limits.sinks + limits.recent > *limits.budget) {
           throw ConfigError("policy '" + jobs_[j].run.spec + "': sequence '" + info.name + "', layer " +
@@ -179,6 +178,7 @@ class Replay {
                             std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
                             std::to_string(*limits.budget) + " tokens; raise the budget or protect fewer");
         }
+        runs_[j].is_capped.push_back(cap_at_window(limits, info.masks[at(layer)].window));
         for (Index lane = 0; lane < lane_count(info, jobs_[j].run.lanes); ++lane) {
           runs_[j].limits.push_back(limits);
         }
@@ -186,8 +186,31 @@ class Replay {
     }
   }
 
-  void evict(const std::vector<LayerJob>& wave, LayerBatch& batch) {
-    EvictionPass(wave, batch, options_.stream).run();
+  /// Caps a budget that exceeds the layer's sliding window W: the lane then holds the sinks and the newest W
+  /// tokens, or W - 1 beside sinks. Returns whether it does.
+  static bool cap_at_window(Limits& limits, Index window) {
+    const Index recent = window - std::min<Index>(limits.sinks, 1);
+    if (!limits.budget || window == 0 || *limits.budget <= limits.sinks + recent) {
+      return false;
+    }
+    const Index held = limits.sinks + recent;
+    limits = {
+        .sinks = limits.sinks, .recent = recent, .budget = held, .capacity = held, .grows = limits.grows};
+    return true;
+  }
+
+  /// What a policy does in a layer whose budget is capped: the oldest go, whatever it would choose.
+  static PolicyRun within_window(PolicyRun policy) {
+    policy.ranking = {.by = Ranking::By::age};
+    policy.eviction = policy.eviction == Eviction::after_prefill ? policy.eviction : Eviction::every_step;
+    return policy;
+  }
+
+  void evict(const PolicyRun& policy, bool is_capped) {
+    for_each_wave([&](const LayerJob& job) { return job.is_capped() == is_capped; }, lane_bytes(policy),
+                  [&](const std::vector<LayerJob>& wave, LayerBatch& batch) {
+                    EvictionPass(policy, wave, batch, options_.stream).run();
+                  });
   }
 
   std::span<const Job> jobs_;

@@ -37,7 +37,7 @@ struct PruningReport {
 struct DeviceRun {
   LaneKind lanes = LaneKind::layer;
   EvictionLog log;
-  std::vector<Index> after_pruning;    ///< [layers] residents of a lane when pruning is over
+  std::vector<bool> is_capped;         ///< [layers] whether the budget exceeded the layer's sliding window
   std::vector<Limits> limits;          ///< [layers, lanes] what the policy promised
   std::vector<PruningReport> pruning;  ///< of the layers that decided
 };

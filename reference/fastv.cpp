@@ -45,7 +45,7 @@ class FastV final : public BudgetedPolicy {
     }
     return scorer_ == Scorer::text_mean ? Needs{PromptRows::text} : Needs{.newest_prompt_rows = 1};
   }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
   [[nodiscard]] bool prunes() const override { return true; }
 
   [[nodiscard]] VisualPruningPlan plan() const { return {given().name(), {layer_ - 1}, effect_}; }
@@ -114,7 +114,7 @@ class FastVRun final : public VisualPruningRun {
   const FastV& policy_;
 };
 
-std::unique_ptr<Run> FastV::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> FastV::start(const SequenceInfo& info) const {
   if (layer_ > info.layers) {
     throw ConfigError("policy '" + spec() + "': sequence '" + info.name + "', layer " +
                       std::to_string(layer_) + ": the model has " + std::to_string(info.layers) +

@@ -138,9 +138,21 @@ class OvBlock final : public BudgetedPolicy {
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
     return {.newest_prompt_rows = blocks_.window};
   }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
-                                               Index residents) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                   Index budget) const override {
+    const Index tokens = whole_blocks(budget);
+    return protects() > tokens ? std::nullopt : std::optional(limits(tokens));
+  }
+  [[nodiscard]] LaneSizes sizes_under(const Limits& limits, Index residents, Index steps) const override;
+
+  /// The newest block may hold a single token.
+  [[nodiscard]] Limits limits(Index budget) const {
+    return {.sinks = blocks_.sinks,
+            .recent = blocks_.recent - blocks_.block + 1,
+            .budget = budget,
+            .capacity = budget};
+  }
 
   /// In whole blocks.
   [[nodiscard]] Index fitted(const SequenceInfo& info) const {
@@ -182,22 +194,15 @@ class BlockRun final : public Run {
   }
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    Decision decision = evict_blocks(scores_.back(), cache, layer, budget_, policy_.blocks());
-    warn_above_window(info_, layer, budget_, decision);
-    return decision;
+    return evict_blocks(scores_.back(), cache, layer, budget_, policy_.blocks());
   }
 
   std::unique_ptr<LayerDecode> decode(Index layer) override {
     return std::make_unique<BlockDecode>(std::move(scores_[at(layer)]), budget_, policy_.blocks());
   }
 
-  /// The newest block may hold a single token.
   [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override {
-    const BlockOptions& blocks = policy_.blocks();
-    return {.sinks = blocks.sinks,
-            .recent = blocks.recent - blocks.block + 1,
-            .budget = budget_,
-            .capacity = budget_};
+    return policy_.limits(budget_);
   }
 
  private:
@@ -207,25 +212,20 @@ class BlockRun final : public Run {
   std::vector<PooledScores> scores_;  ///< [layers begun]
 };
 
-std::unique_ptr<Run> OvBlock::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> OvBlock::start(const SequenceInfo& info) const {
   require_budget();
   return std::make_unique<BlockRun>(*this, info);
 }
 
-std::optional<LaneSizes> OvBlock::sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
-                                        Index residents) const {
-  const Index tokens = whole_blocks(budget);
-  if (protects() > tokens) {
-    return std::nullopt;
-  }
+LaneSizes OvBlock::sizes_under(const Limits& limits, Index residents, Index steps) const {
   // Only the newest block can be short, and it is never evicted: whatever goes is a full block.
   const auto fit = [&](Index held) {
     const Index held_blocks = (held + blocks_.block - 1) / blocks_.block;
-    return held - std::max<Index>(0, held_blocks - tokens / blocks_.block) * blocks_.block;
+    return held - std::max<Index>(0, held_blocks - *limits.budget / blocks_.block) * blocks_.block;
   };
   LaneSizes sizes;
   Index held = fit(residents);
-  for (Index step = 0; step < info.steps(); ++step) {
+  for (Index step = 0; step < steps; ++step) {
     sizes.total += held + 1;
     sizes.peak = std::max(sizes.peak, held + 1);
     held = fit(held + 1);

@@ -33,7 +33,7 @@ class MustDrop final : public BudgetedPolicy {
   [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override {
     return {plan().decides(info, layer) ? PromptRows::text : PromptRows::none};
   }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
   [[nodiscard]] bool prunes() const override { return true; }
 
   [[nodiscard]] VisualPruningPlan plan() const {
@@ -71,7 +71,7 @@ class MustDropRun final : public VisualPruningRun {
   Thresholds thresholds_;
 };
 
-std::unique_ptr<Run> MustDrop::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> MustDrop::start(const SequenceInfo& info) const {
   return std::make_unique<MustDropRun>(*this, info);
 }
 

@@ -4,7 +4,6 @@
 #include "reference/budgeted_policy.hpp"
 #include "reference/draws.hpp"
 #include "reference/keep_everything.hpp"
-#include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/random.hpp"
 #include "reference/shared_options.hpp"
@@ -64,12 +63,15 @@ class Nacl final : public BudgetedPolicy {
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
     return {.newest_prompt_rows = nacl_.proxies};
   }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
 
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
-                                               Index residents) const override {
-    return drawn(budget) ? std::optional(sizes_that_grow(std::min(budget, residents), info.steps()))
-                         : std::nullopt;
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                   Index budget) const override {
+    return drawn(budget) ? std::optional(limits(budget)) : std::nullopt;
+  }
+  [[nodiscard]] Limits limits(Index budget) const {
+    return {
+        .sinks = nacl_.sinks, .recent = nacl_.recent, .budget = budget, .capacity = budget, .grows = true};
   }
 
   [[nodiscard]] Index fitted(const SequenceInfo& info) const { return budget()->of(info.prompt); }
@@ -122,7 +124,6 @@ class NaclRun final : public Run {
 
   Decision fit(Index layer, const LayerCache& cache) override {
     Decision decision;
-    warn_above_window(info_, layer, budget_, decision);
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
       for (const Scored& gone : undrawn(cache, layer, lane)) {
         decision.evict.push_back({layer, lane, gone.token, gone.score});
@@ -134,11 +135,7 @@ class NaclRun final : public Run {
   std::unique_ptr<LayerDecode> decode(Index /*layer*/) override { return std::make_unique<KeepEverything>(); }
 
   [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override {
-    return {.sinks = options_.sinks,
-            .recent = options_.recent,
-            .budget = budget_,
-            .capacity = budget_,
-            .grows = true};
+    return policy_.limits(budget_);
   }
 
  private:
@@ -171,7 +168,7 @@ class NaclRun final : public Run {
   std::vector<std::vector<double>> sums_;  ///< [lanes][padded T] of the layer in its prefill
 };
 
-std::unique_ptr<Run> Nacl::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> Nacl::start(const SequenceInfo& info) const {
   require_budget();
   return std::make_unique<NaclRun>(*this, info);
 }

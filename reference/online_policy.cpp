@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "reference/lane_sizes.hpp"
 #include "reference/selection.hpp"
 
 namespace hae::reference {
@@ -63,9 +62,7 @@ class OnlineRun final : public Run {
   void observe(const Rows& rows) override { scores_.back()->prefill(rows); }
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    Decision decision = evict_excess(*scores_.back(), cache, layer, limits(layer, 0));
-    warn_above_window(info_, layer, *limits_.budget, decision);
-    return decision;
+    return evict_excess(*scores_.back(), cache, layer, limits(layer, 0));
   }
 
   Decision balance(const std::vector<LayerCache>& /*caches*/) override {
@@ -98,7 +95,7 @@ class OnlineRun final : public Run {
 OnlinePolicy::OnlinePolicy(Options options, Config config, Rebuild rebuild)
     : BudgetedPolicy(std::move(options), rebuild), config_(std::move(config)) {}
 
-std::unique_ptr<Run> OnlinePolicy::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> OnlinePolicy::start(const SequenceInfo& info) const {
   require_budget();
   return std::make_unique<OnlineRun>(*this, info);
 }
@@ -107,11 +104,6 @@ std::optional<Limits> OnlinePolicy::limits(Index budget) const {
   const Limits limits = {
       .sinks = config_.sinks, .recent = config_.recent(budget), .budget = budget, .capacity = budget};
   return limits.sinks + limits.recent > budget ? std::nullopt : std::optional(limits);
-}
-
-std::optional<LaneSizes> OnlinePolicy::sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
-                                             Index residents) const {
-  return limits(budget) ? std::optional(sizes_at_budget(budget, residents, info.steps())) : std::nullopt;
 }
 
 }  // namespace hae::reference

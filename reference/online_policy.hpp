@@ -42,9 +42,11 @@ class OnlinePolicy final : public BudgetedPolicy {
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override {
     return config_.needs;
   }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
-                                               Index residents) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                   Index budget) const override {
+    return limits(budget);
+  }
 
   [[nodiscard]] const Config& config() const { return config_; }
 

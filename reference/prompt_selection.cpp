@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "reference/keep_everything.hpp"
-#include "reference/lane_sizes.hpp"
 #include "reference/selection.hpp"
 
 namespace hae::reference {
@@ -29,14 +28,9 @@ class SelectionRun final : public Run {
     const std::vector<std::vector<double>> scores = scorer_->scores();
     const std::vector<Index> kept = policy_.kept_by_lane(info_, layer, budget, scores);
     Decision decision;
-    warn_above_window(info_, layer, budget, decision);
     for (Index lane = 0; lane < lanes_; ++lane) {
       Limits& limits = limits_[at(layer * lanes_ + lane)];
-      limits = {.sinks = policy_.sinks(),
-                .recent = policy_.window(),
-                .budget = kept[at(lane)],
-                .capacity = kept[at(lane)],
-                .grows = true};
+      limits = policy_.limits_of(kept[at(lane)]);
       keep_highest(cache, layer, lane, scores[at(lane)], limits, decision);
     }
     scorer_.reset();
@@ -80,7 +74,7 @@ class SelectionRun final : public Run {
 
 }  // namespace
 
-std::unique_ptr<Run> PromptSelection::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> PromptSelection::start(const SequenceInfo& info) const {
   require_budget();
   return std::make_unique<SelectionRun>(*this, info);
 }
@@ -95,10 +89,9 @@ Index PromptSelection::fitted(const SequenceInfo& info) const {
   return tokens;
 }
 
-std::optional<LaneSizes> PromptSelection::sizes(const SequenceInfo& info, Index layer, Index budget,
-                                                Index /*residents*/) const {
-  return sinks_ + window_ > budget ? std::nullopt
-                                   : std::optional(sizes_that_grow(kept(info, layer, budget), info.steps()));
+std::optional<Limits> PromptSelection::limits_under(const SequenceInfo& info, Index layer,
+                                                    Index budget) const {
+  return sinks_ + window_ > budget ? std::nullopt : std::optional(limits_of(kept(info, layer, budget)));
 }
 
 Index PromptSelection::kept(const SequenceInfo& info, Index /*layer*/, Index budget) const {

@@ -30,9 +30,14 @@ class PromptSelection : public BudgetedPolicy {
       : BudgetedPolicy(std::move(options), rebuild), window_(window), sinks_(sinks) {}
 
   [[nodiscard]] LaneKind lanes() const override { return LaneKind::kv_head; }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
-                                               Index residents) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& info, Index layer,
+                                                   Index budget) const override;
+
+  /// Of a lane that keeps so many tokens of the prompt.
+  [[nodiscard]] Limits limits_of(Index kept) const {
+    return {.sinks = sinks_, .recent = window_, .budget = kept, .capacity = kept, .grows = true};
+  }
 
   [[nodiscard]] Index window() const { return window_; }
   [[nodiscard]] Index sinks() const { return sinks_; }

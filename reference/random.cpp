@@ -4,7 +4,6 @@
 #include <array>
 
 #include "reference/budgeted_policy.hpp"
-#include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
 #include "reference/selection.hpp"
 #include "reference/shared_options.hpp"
@@ -67,11 +66,11 @@ class Random final : public BudgetedPolicy {
 
   [[nodiscard]] LaneKind lanes() const override { return lanes_; }
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
 
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
-                                               Index residents) const override {
-    return sizes_at_budget(budget, residents, info.steps());
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                   Index budget) const override {
+    return Limits{.budget = budget, .capacity = budget};
   }
 
   [[nodiscard]] std::uint64_t seed() const { return seed_; }
@@ -85,12 +84,10 @@ class Random final : public BudgetedPolicy {
 class RandomRun final : public Run {
  public:
   RandomRun(const Random& policy, const SequenceInfo& info)
-      : info_(info), budget_(policy.fitted(info)), seed_(policy.seed()) {}
+      : budget_(policy.fitted(info)), seed_(policy.seed()) {}
 
   Decision fit(Index layer, const LayerCache& cache) override {
-    Decision decision = evict_down_to(cache, layer, budget_, seed_);
-    warn_above_window(info_, layer, budget_, decision);
-    return decision;
+    return evict_down_to(cache, layer, budget_, seed_);
   }
   std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
     return std::make_unique<RandomDecode>(budget_, seed_);
@@ -100,12 +97,11 @@ class RandomRun final : public Run {
   }
 
  private:
-  const SequenceInfo& info_;
   Index budget_;
   std::uint64_t seed_;
 };
 
-std::unique_ptr<Run> Random::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> Random::start(const SequenceInfo& info) const {
   require_budget();
   return std::make_unique<RandomRun>(*this, info);
 }

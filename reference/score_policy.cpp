@@ -51,7 +51,6 @@ class ScoreRun final : public Run {
           ": sinks + recent = " + std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
           std::to_string(budget) + " tokens; raise the budget or protect fewer");
     }
-    warn_above_window(info_, layer, budget, decision);
     for (Index lane = 0; lane < cache.lanes(); ++lane) {
       scores_.back().evict_lowest(cache, layer, lane, limits, cache.residents(lane) - budget, decision);
     }
@@ -89,20 +88,21 @@ Needs ScorePolicy::needs(const SequenceInfo& /*info*/, Index layer) const {
   return {decides ? PromptRows::text : PromptRows::none};
 }
 
-std::unique_ptr<Run> ScorePolicy::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> ScorePolicy::start(const SequenceInfo& info) const {
   if (config_.budget_is_required) {
     require_budget();
   }
   return std::make_unique<ScoreRun>(*this, info);
 }
 
-std::optional<LaneSizes> ScorePolicy::sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
-                                            Index residents) const {
+std::optional<Limits> ScorePolicy::limits_under(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                Index budget) const {
   const Limits limits = config_.rule->limits(config_.sinks, budget);
-  if (limits.sinks + limits.recent > budget) {
-    return std::nullopt;
-  }
-  return config_.rule->sizes(limits, std::min(residents, budget), info.steps());
+  return limits.sinks + limits.recent > budget ? std::nullopt : std::optional(limits);
+}
+
+LaneSizes ScorePolicy::sizes_under(const Limits& limits, Index residents, Index steps) const {
+  return config_.rule->sizes(limits, std::min(residents, *limits.budget), steps);
 }
 
 }  // namespace hae::reference

@@ -41,13 +41,14 @@ class ScorePolicy final : public BudgetedPolicy {
 
   [[nodiscard]] LaneKind lanes() const override { return config_.scores.reduction.lanes; }
   [[nodiscard]] Needs needs(const SequenceInfo& info, Index layer) const override;
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
   [[nodiscard]] bool prunes() const override { return config_.pruning.has_value(); }
   [[nodiscard]] bool budget_is_open() const override {
     return config_.rule != nullptr && BudgetedPolicy::budget_is_open();
   }
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index layer, Index budget,
-                                               Index residents) const override;
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& info, Index layer,
+                                                   Index budget) const override;
+  [[nodiscard]] LaneSizes sizes_under(const Limits& limits, Index residents, Index steps) const override;
 
   [[nodiscard]] const Config& config() const { return config_; }
 

@@ -43,7 +43,7 @@ class SparseVlm final : public BudgetedPolicy {
     needs.embedding_similarity = layer == 0 && rated_by_ == RatedBy::embedding;
     return needs;
   }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
   [[nodiscard]] bool prunes() const override { return true; }
 
   [[nodiscard]] VisualPruningPlan plan() const { return {.policy = given().name(), .layers = layers_}; }
@@ -174,7 +174,7 @@ class SparseVlmRun final : public VisualPruningRun {
   std::vector<Index> raters_;      ///< ascending
 };
 
-std::unique_ptr<Run> SparseVlm::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> SparseVlm::start(const SequenceInfo& info) const {
   return std::make_unique<SparseVlmRun>(*this, info);
 }
 

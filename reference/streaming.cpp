@@ -19,7 +19,7 @@ class RebasedStreaming final : public BudgetedPolicy {
 
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
   [[nodiscard]] bool budget_is_open() const override { return false; }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override {
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override {
     throw NeedsError("sequence '" + info.name +
                      "' lacks queries and keys before rotary embedding, which "
                      "policy '" +

@@ -1,35 +1,10 @@
 #include "reference/window.hpp"
 
-#include <algorithm>
-
-#include "reference/lane_sizes.hpp"
 #include "reference/policies.hpp"
-#include "reference/selection.hpp"
-#include "reference/shared_options.hpp"
+#include "reference/sliding_window.hpp"
 
 namespace hae::reference {
 namespace {
-
-/// What leaves a window: residents that are neither sinks nor among the newest.
-Decision leave_window(const LayerCache& cache, Index layer, const Limits& limits) {
-  Decision decision;
-  for (const Index token : eligible(cache, 0, limits.sinks, limits.recent)) {
-    decision.evict.push_back({layer, 0, token, std::nullopt});
-  }
-  return decision;
-}
-
-class WindowDecode final : public LayerDecode {
- public:
-  explicit WindowDecode(const Limits& limits) : limits_(limits) {}
-
-  Decision step(const Rows& row, const LayerCache& cache) override {
-    return leave_window(cache, row.layer(), limits_);
-  }
-
- private:
-  Limits limits_;
-};
 
 class Window final : public BudgetedPolicy {
  public:
@@ -50,12 +25,15 @@ class Window final : public BudgetedPolicy {
   }
 
   [[nodiscard]] Needs needs(const SequenceInfo& /*info*/, Index /*layer*/) const override { return {}; }
-  [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override;
+  [[nodiscard]] std::unique_ptr<Run> start(const SequenceInfo& info) const override;
   [[nodiscard]] bool budget_is_open() const override { return !recent_ && BudgetedPolicy::budget_is_open(); }
 
-  [[nodiscard]] std::optional<LaneSizes> sizes(const SequenceInfo& info, Index /*layer*/, Index budget,
-                                               Index residents) const override {
-    return budget < sinks_ ? std::nullopt : std::optional(sizes_at_budget(budget, residents, info.steps()));
+  [[nodiscard]] std::optional<Limits> limits_under(const SequenceInfo& /*info*/, Index /*layer*/,
+                                                   Index budget) const override {
+    return budget < sinks_ ? std::nullopt : std::optional(limits(budget));
+  }
+  [[nodiscard]] Limits limits(Index budget) const {
+    return {.sinks = sinks_, .recent = budget - sinks_, .budget = budget, .capacity = budget};
   }
 
   /// Sinks and newest tokens that stay.
@@ -68,7 +46,6 @@ class Window final : public BudgetedPolicy {
     }
     return total;
   }
-  [[nodiscard]] Index sinks() const { return sinks_; }
 
  private:
   Index sinks_;
@@ -77,31 +54,23 @@ class Window final : public BudgetedPolicy {
 
 class WindowRun final : public Run {
  public:
-  WindowRun(const Window& policy, const SequenceInfo& info) : info_(info) {
-    const Index total = policy.fitted(info);
-    limits_ = {.sinks = policy.sinks(), .recent = total - policy.sinks(), .budget = total, .capacity = total};
-  }
+  explicit WindowRun(const Limits& limits) : limits_(limits) {}
 
-  Decision fit(Index layer, const LayerCache& cache) override {
-    Decision decision = leave_window(cache, layer, limits_);
-    warn_above_window(info_, layer, *limits_.budget, decision);
-    return decision;
-  }
+  Decision fit(Index layer, const LayerCache& cache) override { return leave_window(cache, layer, limits_); }
   std::unique_ptr<LayerDecode> decode(Index /*layer*/) override {
     return std::make_unique<WindowDecode>(limits_);
   }
   [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return limits_; }
 
  private:
-  const SequenceInfo& info_;
   Limits limits_;
 };
 
-std::unique_ptr<Run> Window::begin(const SequenceInfo& info) const {
+std::unique_ptr<Run> Window::start(const SequenceInfo& info) const {
   if (!recent_ && !budget()) {
     given().fail("recent", "or budget is required; give one, or match the budget with --match");
   }
-  return std::make_unique<WindowRun>(*this, info);
+  return std::make_unique<WindowRun>(limits(fitted(info)));
 }
 
 std::shared_ptr<const Policy> make(Options options) {

@@ -14,14 +14,12 @@ using Policies = std::vector<std::shared_ptr<const Policy>>;
 void run_policy(std::span<const DeviceTask> tasks, std::size_t place, NanRule nan,
                 std::vector<Policies>& executed) {
   std::vector<device::Job> jobs;
-  std::vector<DevicePolicy> policies;
   for (const DeviceTask& task : tasks) {
     const Policy& policy = *task.policies[place];
     const SequenceInfo& info = task.sequence->info();
-    policies.push_back(device_policy(policy));
     check_needs(info, policy, true, task.where + ": sequence '" + info.name + "'");
     (void)policy.begin(info);  // refuses options that are impossible for the sequence
-    jobs.push_back({task.sequence, policies.back().run, task.where});
+    jobs.push_back({task.sequence, device_policy(policy), task.where});
   }
   static std::mutex one_at_a_time;  // they would share the device's memory
   std::vector<device::DeviceRun> runs;
@@ -30,8 +28,8 @@ void run_policy(std::span<const DeviceTask> tasks, std::size_t place, NanRule na
     runs = device::replay(jobs, {.nan = nan});
   }
   for (std::size_t t = 0; t < tasks.size(); ++t) {
-    executed[t].push_back(audited(*tasks[t].policies[place], policies[t], tasks[t].sequence->info(),
-                                  std::move(runs[t]), tasks[t].where + ": the device's log"));
+    executed[t].push_back(audited(*tasks[t].policies[place], tasks[t].sequence->info(), std::move(runs[t]),
+                                  tasks[t].where + ": the device's log"));
   }
 }
 

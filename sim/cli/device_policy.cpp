@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 
-#include "reference/budgeted_policy.hpp"
 #include "reference/greedy.hpp"
 #include "reference/policies.hpp"
 #include "reference/recycle_bin.hpp"
 #include "reference/shared_options.hpp"
+#include "reference/sliding_window.hpp"
 #include "reference/snapkv_scores.hpp"
 #include "sim/logged_policy.hpp"
 
@@ -15,6 +15,7 @@ namespace hae::cli {
 namespace {
 
 using device::Eviction;
+using device::PolicyRun;
 using device::Ranking;
 using reference::Amount;
 using reference::Options;
@@ -59,16 +60,15 @@ std::optional<device::Pruning> device_pruning(Options& options, Index sinks) {
 }
 
 /// What policies that add attention up have in common.
-DevicePolicy by_attention(const reference::ScoreOptions& scores, const std::optional<Amount>& budget,
-                          std::function<Limits(Index budget)> limits) {
-  DevicePolicy policy;
-  policy.run.lanes = scores.reduction.lanes;
-  policy.run.ranking.by = Ranking::By::attention;
-  policy.run.ranking.reduction = scores.reduction;
-  policy.run.ranking.divides_by_exposures = scores.over == reference::ScoreOptions::Over::mean;
-  policy.budget = [budget](Index residents) { return budget ? budget->of(residents) : residents; };
-  policy.run.limits = [of = policy.budget, limits = std::move(limits)](Index residents) {
-    return limits(*of(residents));
+PolicyRun by_attention(const reference::ScoreOptions& scores, const std::optional<Amount>& budget,
+                       std::function<Limits(Index budget)> limits) {
+  PolicyRun policy;
+  policy.lanes = scores.reduction.lanes;
+  policy.ranking.by = Ranking::By::attention;
+  policy.ranking.reduction = scores.reduction;
+  policy.ranking.divides_by_exposures = scores.over == reference::ScoreOptions::Over::mean;
+  policy.limits = [budget, limits = std::move(limits)](Index residents) {
+    return limits(budget ? budget->of(residents) : residents);
   };
   return policy;
 }
@@ -78,14 +78,13 @@ std::function<Limits(Index)> limits_of(std::shared_ptr<const reference::DecodeRu
   return [rule = std::move(rule), sinks](Index budget) { return rule->limits(sinks, budget); };
 }
 
-DevicePolicy hae(Options options) {
+PolicyRun hae(Options options) {
   const Index sinks = options.count("sinks", 0);
   const std::optional<device::Pruning> pruning = device_pruning(options, sinks);
-  DevicePolicy policy;
+  PolicyRun policy;
   if (options.text("ddes") == "none") {
-    policy.run.lanes = reference::parse_lane(options);
-    policy.budget = [](Index) { return std::nullopt; };
-    policy.run.limits = [sinks](Index) { return Limits{.sinks = sinks}; };
+    policy.lanes = reference::parse_lane(options);
+    policy.limits = [sinks](Index) { return Limits{.sinks = sinks}; };
   } else {
     const auto mode = options.choose<reference::RecycleBin::Mode>(
         "ddes", {{"mark", reference::RecycleBin::Mode::mark}, {"batch", reference::RecycleBin::Mode::batch}});
@@ -95,100 +94,96 @@ DevicePolicy hae(Options options) {
     }
     policy = by_attention(reference::parse_scores(options), reference::parse_budget(options),
                           limits_of(reference::make_recycle_bin_rule(bin), sinks));
-    policy.run.eviction = mode == reference::RecycleBin::Mode::mark ? Eviction::mark : Eviction::batch;
+    policy.eviction = mode == reference::RecycleBin::Mode::mark ? Eviction::mark : Eviction::batch;
   }
-  policy.run.pruning = pruning;
+  policy.pruning = pruning;
   return policy;
 }
 
-DevicePolicy greedy(Options options) {
+PolicyRun greedy(Options options) {
   const Index sinks = options.count("sinks", 0);
   const std::optional<device::Pruning> pruning = device_pruning(options, sinks);
-  DevicePolicy policy =
+  PolicyRun policy =
       by_attention(reference::parse_scores(options), reference::parse_budget(options),
                    limits_of(reference::make_greedy_rule(reference::parse_recent(options)), sinks));
-  policy.run.eviction = Eviction::every_step;
-  policy.run.pruning = pruning;
+  policy.eviction = Eviction::every_step;
+  policy.pruning = pruning;
   return policy;
 }
 
-DevicePolicy h2o_layerwise(Options options) {
-  DevicePolicy policy =
+PolicyRun h2o_layerwise(Options options) {
+  PolicyRun policy =
       by_attention({.reduction = reference::parse_head_reduction(options)}, reference::parse_budget(options),
                    limits_of(reference::make_greedy_rule(reference::parse_recent(options)), 0));
-  policy.run.eviction = Eviction::every_step;
+  policy.eviction = Eviction::every_step;
   return policy;
 }
 
 /// What policies with a budget of tokens, or of a share of the prompt, have in common.
-DevicePolicy at_budget(const std::optional<Amount>& budget, Ranking::By by, Limits limits) {
-  DevicePolicy policy;
-  policy.run.ranking.by = by;
-  policy.run.eviction = Eviction::every_step;
-  policy.budget = [budget](Index residents) { return budget->of(residents); };
-  policy.run.limits = [of = policy.budget, limits](Index residents) {
-    Limits with_budget = limits;
-    with_budget.budget = of(residents);
-    with_budget.capacity = with_budget.budget;
-    return with_budget;
+PolicyRun at_budget(const std::optional<Amount>& budget, Ranking::By by) {
+  PolicyRun policy;
+  policy.ranking.by = by;
+  policy.eviction = Eviction::every_step;
+  policy.limits = [budget](Index residents) {
+    return Limits{.budget = budget->of(residents), .capacity = budget->of(residents)};
   };
   return policy;
 }
 
-DevicePolicy window(Options options) {
+PolicyRun window(Options options) {
   const Index sinks = options.count("sinks", 0);
   const std::optional<Amount> budget = options.given("recent")
                                            ? Amount::of_tokens(sinks + options.count("recent", 0))
                                            : reference::parse_budget(options);
-  DevicePolicy policy = at_budget(budget, Ranking::By::age, {.sinks = sinks});
-  policy.run.limits = [of = policy.budget, sinks](Index residents) {
-    const std::optional<Index> total = of(residents);
+  PolicyRun policy = at_budget(budget, Ranking::By::age);
+  policy.limits = [budget, sinks](Index residents) {
+    const Index total = budget->of(residents);
     return Limits{
-        .sinks = sinks, .recent = std::max<Index>(0, *total - sinks), .budget = total, .capacity = total};
+        .sinks = sinks, .recent = std::max<Index>(0, total - sinks), .budget = total, .capacity = total};
   };
   return policy;
 }
 
-DevicePolicy random(Options options) {
-  DevicePolicy policy = at_budget(reference::parse_budget(options), Ranking::By::draw, {});
-  policy.run.lanes = reference::parse_lane(options);
-  policy.run.ranking.seed = options.seed("seed");
+PolicyRun random(Options options) {
+  PolicyRun policy = at_budget(reference::parse_budget(options), Ranking::By::draw);
+  policy.lanes = reference::parse_lane(options);
+  policy.ranking.seed = options.seed("seed");
   return policy;
 }
 
-DevicePolicy tova(Options options) {
-  return at_budget(reference::parse_budget(options), Ranking::By::newest_row, {});
+PolicyRun tova(Options options) {
+  return at_budget(reference::parse_budget(options), Ranking::By::newest_row);
 }
 
-DevicePolicy snapkv(Options options) {
+PolicyRun snapkv(Options options) {
   const reference::SnapkvScores scores = reference::parse_snapkv_scores(options);
-  DevicePolicy policy = at_budget(reference::parse_budget(options), Ranking::By::last_rows, {});
-  policy.run.lanes = LaneKind::kv_head;
-  policy.run.eviction = Eviction::after_prefill;
-  policy.run.ranking.window = scores.window;
-  policy.run.ranking.reduction.heads = HeadReduction::sum;  // of each query head on its own
-  policy.run.ranking.pooling = {
+  const std::optional<Amount> budget = reference::parse_budget(options);
+  PolicyRun policy = at_budget(budget, Ranking::By::last_rows);
+  policy.lanes = LaneKind::kv_head;
+  policy.eviction = Eviction::after_prefill;
+  policy.ranking.window = scores.window;
+  policy.ranking.reduction.heads = HeadReduction::sum;  // of each query head on its own
+  policy.ranking.pooling = {
       .kernel = scores.kernel, .takes_maximum = scores.pool == reference::Pool::max, .group = scores.group};
-  policy.run.limits = [of = policy.budget, window = scores.window](Index residents) {
-    if (window > *of(residents)) {
-      return Limits{.recent = window, .budget = of(residents)};
+  policy.limits = [budget, window = scores.window](Index residents) {
+    if (window > budget->of(residents)) {
+      return Limits{.recent = window, .budget = budget->of(residents)};
     }
-    const Index kept = std::min(*of(residents), residents);
+    const Index kept = std::min(budget->of(residents), residents);
     return Limits{.recent = window, .budget = kept, .capacity = kept, .grows = true};
   };
   return policy;
 }
 
-DevicePolicy full(Options /*options*/) {
-  DevicePolicy policy;
-  policy.budget = [](Index) { return std::nullopt; };
-  policy.run.limits = [](Index) { return Limits{}; };
+PolicyRun full(Options /*options*/) {
+  PolicyRun policy;
+  policy.limits = [](Index) { return Limits{}; };
   return policy;
 }
 
 struct Entry {
   std::string_view name;
-  DevicePolicy (*make)(Options);
+  PolicyRun (*make)(Options);
 };
 
 constexpr std::array kTable = {
@@ -207,7 +202,7 @@ std::vector<std::string> device_policies() {
   return names;
 }
 
-DevicePolicy device_policy(const Policy& policy) {
+PolicyRun device_policy(const Policy& policy) {
   const std::string spec = policy.spec();
   const auto entry = std::ranges::find(kTable, Options::name_of(spec), &Entry::name);
   if (entry == kTable.end()) {
@@ -218,26 +213,26 @@ DevicePolicy device_policy(const Policy& policy) {
     throw ConfigError("policy '" + spec + "' does not run on a device; those that do are " + names +
                       "; use --backend reference");
   }
-  DevicePolicy found = entry->make(resolved_options(policy));
-  found.run.spec = spec;
+  PolicyRun found = entry->make(resolved_options(policy));
+  found.spec = spec;
   return found;
 }
 
-std::shared_ptr<const Policy> audited(const Policy& policy, const DevicePolicy& on_device,
-                                      const SequenceInfo& info, device::DeviceRun run,
+std::shared_ptr<const Policy> audited(const Policy& policy, const SequenceInfo& info, device::DeviceRun run,
                                       const std::string& where) {
-  Decision said;  // in the order in which the policy's own run would say it
+  std::vector<std::string> said;  // in the order in which the policy's own run would say it
   auto pruning = run.pruning.begin();
+  const Index lanes = lane_count(info, run.lanes);
   for (Index layer = 0; layer < info.layers; ++layer) {
     if (pruning != run.pruning.end() && pruning->layer == layer) {
       std::ranges::move(
           reference::pruning_warnings(
               info, layer, {pruning->text_rows, pruning->candidates, pruning->evicted, pruning->mass}),
-          std::back_inserter(said.warnings));
+          std::back_inserter(said));
       ++pruning;
     }
-    if (const std::optional<Index> budget = on_device.budget(run.after_pruning[at(layer)])) {
-      reference::warn_above_window(info, layer, *budget, said);
+    if (run.is_capped[at(layer)]) {
+      said.push_back(reference::capping_warning(info, layer, *run.limits[at(layer * lanes)].budget));
     }
   }
   return logged_policy({.spec = policy.spec(),
@@ -246,7 +241,7 @@ std::shared_ptr<const Policy> audited(const Policy& policy, const DevicePolicy& 
                         .lanes = run.lanes,
                         .log = std::move(run.log),
                         .limits = std::move(run.limits),
-                        .warnings = std::move(said.warnings)});
+                        .warnings = std::move(said)});
 }
 
 }  // namespace hae::cli

@@ -7,7 +7,10 @@
 #include <algorithm>
 
 #include "reference/policies.hpp"
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae::analysis {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "tests/support/stream.hpp"
+#include "testing/stream.hpp"
 
 namespace hae::device {
 namespace {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "sim/row_kernels.hpp"
-#include "tests/support/stream.hpp"
+#include "testing/stream.hpp"
 
 // Against the engine's leaf loops, which hold a row by position and know nothing of slots: bit for bit.
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reference/policies.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae::testing {
 namespace {
@@ -29,7 +30,7 @@ std::vector<device::DeviceRun> device_runs(const std::vector<const MemoryTrace*>
   std::vector<device::Job> jobs;
   for (const MemoryTrace* trace : traces) {
     (void)policy->begin(trace->info);  // refuses what is impossible, as a replay does
-    jobs.push_back({&sequences.emplace_back(*trace), cli::device_policy(*policy).run, "memory"});
+    jobs.push_back({&sequences.emplace_back(*trace), cli::device_policy(*policy), "memory"});
   }
   return device::replay(jobs, options);
 }
@@ -41,16 +42,15 @@ std::string parity(const MemoryTrace& trace, const std::string& spec, const devi
 std::string parity(const MemoryTrace& trace, const std::string& spec, device::DeviceRun run,
                    const device::Options& options) {
   const ReplayOptions replay_options{.nan = options.nan};
-  const RunResult expected = testing::run(trace, spec, replay_options);
+  const RunResult expected = testing::run_all(trace, {spec}, replay_options).front();
   if (const std::string difference = first_difference(expected.log, run.log); !difference.empty()) {
     return spec + ": " + difference;
   }
   const std::shared_ptr<const Policy> policy = reference::make_policy(spec);
   MemorySequence sequence(trace);
   const RunResult measured =
-      replay(sequence,
-             {cli::audited(*policy, cli::device_policy(*policy), trace.info, std::move(run), "the device")},
-             replay_options, "memory")
+      replay(sequence, {cli::audited(*policy, trace.info, std::move(run), "the device")}, replay_options,
+             "memory")
           .front();
   if (!same_results(expected, measured)) {
     return spec + ": the engine measures other figures of the device's log";

@@ -5,7 +5,7 @@
 
 #include "cuda/replay.hpp"
 #include "sim/cli/device_policy.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae::testing {
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "testing/generators.hpp"
 #include "tests/device/device_runs.hpp"
-#include "tests/support/generators.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // Logs, scores and figures of the device are the reference's, bit for bit, on generated traces.
 

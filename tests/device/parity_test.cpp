@@ -5,8 +5,9 @@
 #include <limits>
 #include <numeric>
 
+#include "testing/stream.hpp"
 #include "tests/device/device_runs.hpp"
-#include "tests/support/stream.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // Logs of the device against the reference's on traces of chosen sizes and kinds.
 
@@ -147,7 +148,7 @@ TEST(DeviceReplay, NamesTheFirstLogitThatIsNotFinite) {
   trace.keys[1][8 * 3] = std::numeric_limits<float>::infinity();
   std::string expected;
   try {
-    (void)testing::run(trace, "greedy:budget=20");
+    (void)testing::run_all(trace, {"greedy:budget=20"});
   } catch (const TraceError& error) {
     expected = error.what();
   }

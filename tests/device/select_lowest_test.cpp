@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "tests/support/stream.hpp"
+#include "testing/stream.hpp"
 
 namespace hae::device {
 namespace {

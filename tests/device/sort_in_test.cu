@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tests/support/stream.hpp"
+#include "testing/stream.hpp"
 
 namespace hae::device {
 namespace {

@@ -4,7 +4,8 @@
 
 #include "reference/random.hpp"
 #include "sim/match.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae {
 namespace {

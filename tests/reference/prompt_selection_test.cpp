@@ -5,7 +5,8 @@
 
 #include "reference/mean_rotation.hpp"
 #include "reference/policies.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // Policies that decide once, at the end of the prefill.
 

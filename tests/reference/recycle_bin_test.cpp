@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // DDES by hand: two tokens of prompt, four decode steps, no picture.
 
@@ -85,18 +86,19 @@ TEST(RecycleBin, SinksAreNeverMarked) {
   EXPECT_EQ(result.log.entries.size(), 4u);
 }
 
-TEST(RecycleBin, SaysWhenItsBudgetExceedsALayersWindow) {
-  // A window of 1: every token sees itself only. A budget of 3 is taken as written.
+TEST(RecycleBin, HoldsAWindowWhereItsBudgetExceedsIt) {
+  // A window of 1: every token sees itself only. Of a budget of 3 one is left: the newest.
   MemoryTrace trace = attention_trace({{{1.0f}, {0.0f, 1.0f}, {0.0f, 0.0f, 1.0f}, {0.0f, 0.0f, 0.0f, 1.0f}}},
                                       2, {-1, -1, -1, -1});
   trace.info.masks[0].window = 1;
   const RunResult result = run(trace, "hae:dap=none,budget=3,bin=1");
-  EXPECT_EQ(result.limits[0].budget, 3);
-  EXPECT_THAT(result.warnings, ::testing::Contains(::testing::HasSubstr("exceeds the layer's window of 1")));
+  EXPECT_EQ(result.limits[0].budget, 1);
+  EXPECT_EQ(brief(result.log), "0/0/-1/0 1/0/-1/1 2/0/-1/2");
+  EXPECT_FALSE(result.log.entries[0].score.has_value());
+  EXPECT_THAT(result.warnings, ::testing::Contains("layer 0: the budget is capped at 1, since no row sees "
+                                                   "beyond the layer's window of 1"));
   // Also where the budget is the prompt.
-  EXPECT_THAT(
-      run(trace, "hae:dap=none,bin=1").warnings,
-      ::testing::Contains(::testing::HasSubstr("the budget of 2 tokens exceeds the layer's window of 1")));
+  EXPECT_EQ(run(trace, "hae:dap=none,bin=1").log, result.log);
 }
 
 TEST(RecycleBin, ProtectingMoreThanTheBudgetIsImpossible) {

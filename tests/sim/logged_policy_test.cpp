@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae {
 namespace {

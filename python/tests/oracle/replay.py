@@ -48,6 +48,7 @@ class Limits:
     budget: int
     bin: int
     recent: int
+    decode: str  # mark, batch, greedy or window
 
 
 MASK64 = (1 << 64) - 1
@@ -90,7 +91,8 @@ def _replay_layer(trace, layer, condemned, within, run):
             lane.evict(0, token, received, within=token in within)
     if options.decode == "none":
         return
-    limits = _limits(options, lanes[0].size(), trace, layer)
+    written = _limits(options, lanes[0].size(), trace, layer)
+    limits = capped(written, options.sinks, trace.windows[layer])
     run.limits.append(limits)
     for lane in lanes:
         lane.fit(limits)
@@ -115,7 +117,7 @@ def _make_lanes(trace, layer, rows, run):
 
 def _limits(options, size_after_dap, trace, layer):
     if options.decode == "window":
-        return Limits(options.sinks + options.recent, 1, options.recent)
+        return Limits(options.sinks + options.recent, 1, options.recent, "window")
     budget = size_after_dap if options.budget is None else options.budget
     capacity = options.bin
     if isinstance(capacity, Fraction):
@@ -131,7 +133,17 @@ def _limits(options, size_after_dap, trace, layer):
         raise Impossible(
             f"layer {layer}: sinks {options.sinks} + recent {recent} > budget {budget}"
         )
-    return Limits(budget, capacity, recent)
+    return Limits(budget, capacity, recent, options.decode)
+
+
+def capped(limits, sinks, window):
+    """A budget above a layer's sliding window becomes the window: beside sinks its newest W - 1,
+    all that a later row sees of it; else W.
+    """
+    recent = window - 1 if sinks else window
+    if not window or limits.budget <= sinks + recent:
+        return limits
+    return Limits(sinks + recent, 1, recent, "window")
 
 
 class Lane:
@@ -201,13 +213,13 @@ class Lane:
 
     def fit(self, limits):
         """The end of the prefill: down to the budget."""
-        if self.options.decode == "window":
+        if limits.decode == "window":
             self._slide(0, limits)
         else:
             self._shrink(0, self.size() - limits.budget, limits)
 
     def decide(self, step, limits):
-        how = self.options.decode
+        how = limits.decode
         if how == "mark":
             self._mark(step, limits)
         elif how == "batch" and self.size() >= limits.budget + limits.bin:
