@@ -154,6 +154,16 @@ TEST(Match, CountsWhatPruningLeavesInEachLayer) {
   EXPECT_EQ(replay(sequence, {matched}, {}, "memory").front().limits[0].budget, 4);
 }
 
+TEST(Match, CountsOnThePromptBeingCutBeforeTheFirstStep) {
+  // A prompt of 4, of which 2 stay; each of six steps sees those and its own token.
+  const MemoryTrace trace = ten_tokens(4);
+  for (const std::string spec : {"window:sinks=0", "random", "tova", "greedy"}) {
+    const LaneSizes sizes = reference::make_policy(spec)->sizes(trace.info, 0, 2, 4).value();
+    EXPECT_EQ(sizes.total, 18) << spec;
+    EXPECT_EQ(sizes.peak, 3) << spec;
+  }
+}
+
 TEST(Match, MayTakeABudgetOfProtectedTokensAlone) {
   // Two protected tokens each: a budget of 2 holds them and nothing else, one of 1 is impossible.
   const MemoryTrace trace = ten_tokens(4);
