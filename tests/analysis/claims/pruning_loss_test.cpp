@@ -216,6 +216,17 @@ TEST(PruningLoss, IsOfTheLayersThatDecideAndOfWhatLeavesInThePrefill) {
   EXPECT_EQ(every[1].evicted_count(), 0);
 }
 
+// With r = 0 not even a token of sum 0 is below r A_V: where it was pruned all the same, 0 < 0 fails.
+TEST(PruningLoss, IsStrictlyBelowItsBounds) {
+  const std::vector<double> attention{0.0, 0.5};
+  const std::vector<Index> candidates{0, 1};
+  const std::vector<Index> evicted{0};
+  const DecidingLayer layer =
+      deciding_layer(View<const double, 2>(attention.data(), {1, 2}), candidates, evicted);
+  EXPECT_EQ(pruned_columns(layer, {0.0, 0.5}).verdict(), Verdict::fails);
+  EXPECT_TRUE(pruned_columns(layer, {0.25, 0.5}).holds());
+}
+
 // Both bounds are approached: n tokens each 2^-20 short of the thresholds lose all but 2^-20 of what they
 // may.
 TEST(PruningLoss, ApproachesItsBounds) {
