@@ -66,6 +66,14 @@ TEST(DecayEnvelope, OfNothingIsNone) {
   EXPECT_THROW(decay_envelope(std::vector<double>{std::nan("")}), ContractViolation);
 }
 
+TEST(DecayEnvelope, AttentionOfExactlyTheBoundIsNoExcess) {
+  const Decay decay = {0.3, 0.7};
+  const std::vector<double> bounds = {attention_bound(decay, 1), attention_bound(decay, 2)};
+  EXPECT_FALSE(excess_over(decay, bounds).has_value());
+  const std::vector<double> above = {bounds[0], std::nextafter(bounds[1], 1.0)};
+  EXPECT_EQ(excess_over(decay, above)->age, 2);
+}
+
 TEST(DecayEnvelope, ExcessNamesTheWorstAge) {
   // A = 1, λ = 1/2 allows 1/2, 1/4, 1/8.
   const std::optional<Excess> excess = excess_over({1.0, 0.5}, std::vector<double>{0.5, 0.5, 0.5});

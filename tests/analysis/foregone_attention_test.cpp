@@ -68,6 +68,48 @@ TEST(ForegoneAttention, CountsTokensThatLeaveTogetherAsOneFlush) {
   EXPECT_THAT(found.by_future, ElementsAre(Pair(2, 0.25)));
 }
 
+TEST(ForegoneAttention, OfLayersTogetherIsTheLargestOfEach) {
+  ForegoneAttention found{.evictions = 2,
+                          .flushes = 1,
+                          .largest = {0.25},
+                          .largest_sum = {0.25},
+                          .by_flush = {{{2, 1}, 0.5}},
+                          .by_future = {{2, 0.5}}};
+  found += {.evictions = 3,
+            .flushes = 2,
+            .largest = {0.125, 0.5},
+            .largest_sum = {0.125, 0.625},
+            .by_flush = {{{1, 1}, 0.125}, {{2, 1}, 0.75}},
+            .by_future = {{1, 0.625}, {2, 0.25}}};
+  EXPECT_EQ(found.evictions, 5);
+  EXPECT_EQ(found.flushes, 3);
+  EXPECT_THAT(found.largest, ElementsAre(0.25, 0.5));
+  EXPECT_THAT(found.largest_sum, ElementsAre(0.25, 0.625));
+  EXPECT_THAT(found.by_flush, ElementsAre(Pair(Pair(1, 1), 0.125), Pair(Pair(2, 1), 0.75)));
+  EXPECT_THAT(found.by_future, ElementsAre(Pair(1, 0.625), Pair(2, 0.5)));
+}
+
+TEST(DecayFindings, HoldEachLossToItsOwnBound) {
+  // A = 1, λ = 1/2, three tokens that leave together and receive .25 and then .125 each. R1 for k = 1, 2:
+  // 1/2 and 3/4, of which the first is nearer to .25 than the second to .375. R2: 3/2 at age 1, 3/4 at age 2.
+  // R3: 3 (1/2)/(1/2). Bounds are rounded up by an ulp at most.
+  const ForegoneAttention observed{.evictions = 3,
+                                   .flushes = 1,
+                                   .largest = {0.25, 0.125},
+                                   .largest_sum = {0.25, 0.375},
+                                   .by_flush = {{{3, 2}, 0.375}},
+                                   .by_future = {{3, 1.125}}};
+  const DecayFindings findings = decay_findings({1.0, 0.5}, observed);
+  EXPECT_EQ(findings.summed_loss.measured, 0.25);
+  EXPECT_NEAR(findings.summed_loss.bound, 0.5, 1e-15);
+  EXPECT_EQ(findings.summed_loss.cases, 3);
+  EXPECT_EQ(findings.flush_loss.measured, 0.375);
+  EXPECT_NEAR(findings.flush_loss.bound, 0.75, 1e-15);
+  EXPECT_EQ(findings.flush_loss.cases, 1);
+  EXPECT_EQ(findings.future_loss.measured, 1.125);
+  EXPECT_NEAR(findings.future_loss.bound, 3.0, 1e-15);
+}
+
 /// By the definition, from the run's log and the trace's rows: a_j(s + t) in [0, 1] of each log entry.
 std::vector<std::vector<double>> received_by_entry(const MemoryTrace& trace, const RunResult& run) {
   const SequenceInfo& info = trace.info;

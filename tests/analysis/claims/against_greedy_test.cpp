@@ -491,6 +491,24 @@ TEST(FixedScores, AreSilentWithProtectionAndWithALongPrompt) {
   // With D = 1 the budgets are equal, and so are the evictions of the prefill.
   EXPECT_EQ(greedy_not_worse_at_equal_peak(contest(prompt, {2, 1, 2}, kFixed).duel()).unmet,
             "the prompt exceeds the budget");
+  prompt.info.prompt = 2;
+  prompt.info.prompt_rows = {0, 1};
+  EXPECT_TRUE(greedy_not_worse_at_equal_peak(contest(prompt, {2, 1, 2}, kFixed).duel()).applies());
+}
+
+TEST(FixedScores, AreFreeOfEvictionsWhateverRowsTheyComeFrom) {
+  EXPECT_TRUE(
+      marks_are_greedys_evictions(contest(trace_of({4, 3, 2, 1}), {}, {.fixed = true}).duel()).applies());
+  EXPECT_EQ(marks_are_greedys_evictions(contest(trace_of({4, 3, 2, 1}), {}, kObserved).duel()).unmet,
+            "scores depend on evictions");
+}
+
+// The last token, of score 0, waits in the bin at the end; greedy with l + D evicts it in the last step.
+TEST(FixedScores, AreComparedAfterTheLastStepToo) {
+  const Finding finding =
+      kept_is_subset_of_larger(contest(trace_of({10, 5, 6, 1}), {1, 2, 3}, kFixed).duel());
+  EXPECT_TRUE(finding.applies());
+  EXPECT_EQ(finding.measured, 1.0);
 }
 
 }  // namespace

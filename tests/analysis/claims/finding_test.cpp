@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 namespace hae::analysis {
@@ -54,6 +55,13 @@ TEST(Finding, TheWorseOfTwoFailsElseAppliesElseHasLessToSpare) {
   EXPECT_EQ(worse(holds, closer).measured, 0.5);  // 0.5 + 0.25 is left, not 1
   EXPECT_EQ(worse(fails, holds).cases, 3);
   EXPECT_EQ(worse(silent, holds).cases, 2);
+}
+
+TEST(Finding, OfTwoThatFailNanIsTheWorse) {
+  const Finding fails{"", Relation::at_most, 2.0, 1.0, 0.0, 1};
+  const Finding unknown{"", Relation::at_most, kNan, 1.0, 0.0, 1};
+  EXPECT_TRUE(std::isnan(worse(unknown, fails).measured));
+  EXPECT_TRUE(std::isnan(worse(fails, unknown).measured));
 }
 
 // n u / (1 - n u): with n = 2^51, n u = 1/4, so 1/3.

@@ -149,6 +149,16 @@ TEST(TheoremAsPrinted, FailsWhereverItAppliesToAtLeastOneStep) {
 TEST(TheoremAsPrinted, IsTrueForNoStepAtAll) {
   EXPECT_TRUE(printed_theorem({1.0, 0.5}, 0.25, 0).holds());
   EXPECT_EQ(printed_theorem({1.0, 0.5}, 2.0, 0).verdict(), Verdict::does_not_apply);
+  // ε = A: log(ε/A) = 0, and 0 <= 0.
+  EXPECT_TRUE(printed_premise({1.0, 0.5}, 1.0, 0));
+}
+
+// The largest double below the loss of 1/2 is what the loss is rounded down to, and no bound of it.
+TEST(TheoremAsPrinted, FailsByLessThanADoubleCanTell) {
+  const double epsilon = std::nextafter(0.5, 0.0);
+  const Finding finding = printed_theorem({1.0, 0.5}, epsilon, 1);
+  EXPECT_EQ(finding.measured, epsilon);
+  EXPECT_EQ(finding.verdict(), Verdict::fails);
 }
 
 // λ = 2^-400: 1-λ is 1 to 335 bits, and the sum of two terms, 2 - 3λ, is 2; what is reported is less.
@@ -414,6 +424,16 @@ TEST(InformationLoss, NeedsTheDecay) {
   const Finding future = future_loss(decay, View<const double, 2>(constant.data(), {1, 4}), 0);
   EXPECT_EQ(future.verdict(), Verdict::does_not_apply);
   EXPECT_LT(future.slack(), -future.rounding);
+}
+
+TEST(InformationLoss, TheDecayMayBeMetAtTheAgeItIsOf) {
+  const Decay decay{1.0, 0.5};
+  // Exactly A at age 0.
+  EXPECT_TRUE(flush_loss(decay, std::vector<double>{1.0}, 0).holds());
+  // The first row after the moment is of age 1 and may pay 1/2; at age 0 it might pay 3/4.
+  const std::vector<double> first{0.75};
+  EXPECT_EQ(future_loss(decay, View<const double, 2>(first.data(), {1, 1}), 0).verdict(),
+            Verdict::does_not_apply);
 }
 
 // One token's loss does not stand for c tokens', as T2.1 lets it: 5 tokens at age 1 lose 2.5, not 0.5.

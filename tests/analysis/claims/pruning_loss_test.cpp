@@ -196,6 +196,40 @@ TEST(PruningLoss, LooksAtWhatThePolicySaw) {
   });
 }
 
+// The one text row after the picture pays it .25 and .125 in layer 0, .5 and 0 in layer 1. Token 1 is pruned,
+// token 2 leaves while decoding.
+TEST(PruningLoss, IsOfTheLayersThatDecideAndOfWhatLeavesInThePrefill) {
+  const std::vector<float> step{0.25f, 0.25f, 0.25f, 0.25f, 0.0f};
+  const MemoryTrace trace = testing::attention_trace(
+      {{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.5f, 0.25f, 0.125f, 0.125f}, step},
+       {{1.0f}, {0.5f, 0.5f}, {0.5f, 0.25f, 0.25f}, {0.25f, 0.5f, 0.0f, 0.25f}, step}},
+      4, {-1, 0, 0, -1, -1});
+  EvictionLog log;
+  log.entries.push_back({.step = 0, .layer = 0, .lane = kLayerLane, .token = 1});
+  log.entries.push_back({.step = 1, .layer = 0, .lane = kLayerLane, .token = 2});
+  testing::MemorySequence sequence(trace);
+  const std::vector<DecidingLayer> first = deciding_layers(sequence, log, {}, {}, "memory");
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_EQ(first[0].sums, (std::vector<double>{0.25, 0.125}));
+  EXPECT_EQ(first[0].evicted, (std::vector<bool>{true, false}));
+  const std::vector<DecidingLayer> every =
+      deciding_layers(sequence, log, {.every_layer = true}, {}, "memory");
+  ASSERT_EQ(every.size(), 2u);
+  EXPECT_EQ(every[1].sums, (std::vector<double>{0.5, 0.0}));
+  EXPECT_EQ(every[1].evicted_count(), 0);
+}
+
+// With r = 0 not even a token of sum 0 is below r A_V: where it was pruned all the same, 0 < 0 fails.
+TEST(PruningLoss, IsStrictlyBelowItsBounds) {
+  const std::vector<double> attention{0.0, 0.5};
+  const std::vector<Index> candidates{0, 1};
+  const std::vector<Index> evicted{0};
+  const DecidingLayer layer =
+      deciding_layer(View<const double, 2>(attention.data(), {1, 2}), candidates, evicted);
+  EXPECT_EQ(pruned_columns(layer, {0.0, 0.5}).verdict(), Verdict::fails);
+  EXPECT_TRUE(pruned_columns(layer, {0.25, 0.5}).holds());
+}
+
 // Both bounds are approached: n tokens each 2^-20 short of the thresholds lose all but 2^-20 of what they
 // may.
 TEST(PruningLoss, ApproachesItsBounds) {

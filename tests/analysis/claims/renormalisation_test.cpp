@@ -289,6 +289,9 @@ TEST(Renormalisation, TheDiameterIsNotBelowTheLargestDistance) {
   const double diameter = diameter_bound(View<const float, 2>(values.data(), {3, 2}));
   EXPECT_GE(diameter, 5.0);
   EXPECT_LE(diameter, 5.0 + 1e-14);
+  // √3 = 1.7320508075688772935.., and the nearest double is 1.7320508075688771931..
+  const std::vector<float> corners{0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f};
+  EXPECT_GT(diameter_bound(View<const float, 2>(corners.data(), {2, 3})), std::sqrt(3.0));
 }
 
 /// Calls check(row, layer, head, step) for every decode row of a run.
