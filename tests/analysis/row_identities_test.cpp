@@ -4,7 +4,8 @@
 
 #include <array>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae::analysis {
 namespace {

@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae {
 namespace {
