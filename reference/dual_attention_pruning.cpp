@@ -113,27 +113,27 @@ std::vector<Scored> DualAttentionPruning::choose(const std::vector<Index>& token
   return evicted;
 }
 
-std::vector<std::string> DualAttentionPruning::warnings(Index layer, const std::vector<Index>& tokens,
-                                                        const std::vector<Scored>& evicted) const {
+std::vector<std::string> pruning_warnings(const SequenceInfo& info, Index layer,
+                                          const PruningCounts& counts) {
   const std::string where = "dap, layer " + std::to_string(layer) + ": ";
   const auto count = [](auto n) { return std::to_string(n); };
-  const Index visual = std::count_if(info_.image.begin(), info_.image.begin() + info_.prompt,
+  const Index visual = std::count_if(info.image.begin(), info.image.begin() + info.prompt,
                                      [](Index image) { return image >= 0; });
-  const Index unseen = visual - static_cast<Index>(tokens.size());
+  const Index unseen = visual - counts.candidates;
   std::vector<std::string> warnings;
   if (visual == 0) {
     warnings.push_back(where + "visual tokens: 0, nothing to prune");
-  } else if (text_rows_ == 0) {
+  } else if (counts.text_rows == 0) {
     warnings.push_back(where + "no text queries in the prompt, all " + count(visual) + " visual tokens kept");
   } else if (unseen > 0) {
     warnings.push_back(where + count(unseen) + " of " + count(visual) +
                        " visual tokens are seen by no text row and kept");
   }
-  if (!tokens.empty() && mass(tokens) == 0.0) {
+  if (counts.candidates > 0 && counts.mass == 0.0) {
     warnings.push_back(where + "text pays no attention to the visual tokens, none pruned");
   }
-  if (!tokens.empty() && evicted.size() == tokens.size()) {
-    warnings.push_back(where + "all " + count(tokens.size()) + " candidates evicted");
+  if (counts.candidates > 0 && counts.evicted == counts.candidates) {
+    warnings.push_back(where + "all " + count(counts.candidates) + " candidates evicted");
   }
   return warnings;
 }
@@ -143,7 +143,8 @@ Decision DualAttentionPruning::decide(Index layer) const {
   const std::vector<Scored> evicted = choose(tokens);
   Decision decision;
   decision.effect = options_.effect;
-  decision.warnings = warnings(layer, tokens, evicted);
+  decision.warnings =
+      pruning_warnings(info_, layer, {text_rows_, std::ssize(tokens), std::ssize(evicted), mass(tokens)});
   const bool all_layers = options_.broadcast == PruningOptions::Broadcast::all;
   for (Index target = all_layers ? 0 : layer; target < (all_layers ? info_.layers : layer + 1); ++target) {
     for (const Scored& token : evicted) {

@@ -24,6 +24,17 @@ struct PruningOptions {
   Effect effect = Effect::within;
 };
 
+/// What there is to tell of one pruning decision.
+struct PruningCounts {
+  Index text_rows = 0;
+  Index candidates = 0;
+  Index evicted = 0;
+  double mass = 0;  ///< that text pays to the candidates
+};
+
+/// Reasons why nothing was pruned, and counts of what was left out.
+std::vector<std::string> pruning_warnings(const SequenceInfo& info, Index layer, const PruningCounts& counts);
+
 /// Dual-Attention Pruning in the prefill, HAE Eq. (1)-(3), arXiv 2602.02197.
 ///
 /// Over prompt text rows i and the candidates V, visual prompt tokens that at least one of those rows can
@@ -53,8 +64,6 @@ class DualAttentionPruning {
  private:
   [[nodiscard]] std::vector<Index> candidates() const;
   [[nodiscard]] std::vector<Scored> choose(const std::vector<Index>& candidates) const;
-  [[nodiscard]] std::vector<std::string> warnings(Index layer, const std::vector<Index>& candidates,
-                                                  const std::vector<Scored>& evicted) const;
   [[nodiscard]] std::vector<Scored> below_thresholds(const std::vector<Index>& candidates) const;
   [[nodiscard]] std::vector<Scored> within_mass(const std::vector<Index>& candidates) const;
   [[nodiscard]] std::map<Index, std::vector<Index>> scopes(const std::vector<Index>& candidates) const;

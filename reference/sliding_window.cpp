@@ -33,9 +33,7 @@ class CappedRun final : public Run {
     }
     Decision decision = leave_window(cache, layer, *limits);
     decision.warnings = std::move(written.warnings);
-    decision.warnings.push_back("layer " + std::to_string(layer) + ": the budget is capped at " +
-                                std::to_string(*limits->budget) +
-                                ", since no row sees beyond the layer's window of " + std::to_string(window));
+    decision.warnings.push_back(capping_warning(info_, layer, *limits->budget));
     return decision;
   }
 
@@ -86,6 +84,11 @@ Decision leave_window(const LayerCache& cache, Index layer, const Limits& limits
     }
   }
   return decision;
+}
+
+std::string capping_warning(const SequenceInfo& info, Index layer, Index held) {
+  return "layer " + std::to_string(layer) + ": the budget is capped at " + std::to_string(held) +
+         ", since no row sees beyond the layer's window of " + std::to_string(info.masks[at(layer)].window);
 }
 
 std::optional<Limits> capped_at_window(const Limits& limits, Index budget, Index lanes, Index window) {

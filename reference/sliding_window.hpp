@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "sim/policy.hpp"
 
@@ -30,6 +31,9 @@ class WindowDecode final : public LayerDecode {
 /// budget   of all `lanes` of the layer together, which may share it
 /// returns  of each lane; none where the budget holds no more than that
 std::optional<Limits> capped_at_window(const Limits& limits, Index budget, Index lanes, Index window);
+
+/// What a run says of a layer whose budget is capped.
+std::string capping_warning(const SequenceInfo& info, Index layer, Index held);
 
 /// The run, with the budgets of its layers capped at their sliding windows: where one is, the run is told of
 /// the rows as ever, and of what it decides at the fit and after it nothing is done.

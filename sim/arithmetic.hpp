@@ -9,7 +9,7 @@
 #error "the canonical arithmetic needs IEEE semantics: compile without -ffast-math and -Ofast"
 #endif
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(__HIPCC__)
 #define HAE_HOST_DEVICE __host__ __device__
 #else
 #define HAE_HOST_DEVICE

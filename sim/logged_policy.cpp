@@ -137,7 +137,9 @@ class LoggedDecode final : public LayerDecode {
 class LoggedState final : public Run {
  public:
   LoggedState(const LoggedRun& run, const SequenceInfo& info)
-      : fit_(static_cast<std::size_t>(info.layers)),
+      : run_(run),
+        lanes_(lane_count(info, run.lanes)),
+        fit_(static_cast<std::size_t>(info.layers)),
         decode_(static_cast<std::size_t>(info.layers),
                 std::vector<StepEvents>(static_cast<std::size_t>(info.steps()))) {
     for (const LogEntry& entry : run.log.entries) {
@@ -162,20 +164,36 @@ class LoggedState final : public Run {
   }
 
   Decision prune(Index layer, const LayerCache& /*cache*/) override {
-    return layer == 0 ? Decision{.evict = within_} : Decision{};
+    return layer == 0 ? Decision{.evict = within_, .warnings = run_.warnings} : Decision{};
   }
 
   Decision fit(Index layer, const LayerCache& /*cache*/) override { return {.evict = fit_[at(layer)]}; }
+
+  Decision balance(const std::vector<LayerCache>& /*caches*/) override {
+    is_fitted_ = true;
+    return {};
+  }
 
   std::unique_ptr<LayerDecode> decode(Index layer) override {
     return std::make_unique<LoggedDecode>(std::move(decode_[at(layer)]));
   }
 
-  [[nodiscard]] Limits limits(Index /*layer*/, Index /*lane*/) const override { return {}; }
+  /// In the prefill the sinks alone: a log does not say whether a token was pruned, which spares no recent
+  /// ones, or evicted by its score.
+  [[nodiscard]] Limits limits(Index layer, Index lane) const override {
+    if (run_.limits.empty()) {
+      return {};
+    }
+    const Limits& promised = run_.limits[at(layer * lanes_ + lane)];
+    return is_fitted_ ? promised : Limits{.sinks = promised.sinks};
+  }
 
  private:
   StepEvents& events(Index layer, Index step) { return decode_[at(layer)][at(step - 1)]; }
 
+  const LoggedRun& run_;
+  Index lanes_;
+  bool is_fitted_ = false;
   std::vector<Evict> within_;
   std::vector<std::vector<Evict>> fit_;          ///< [layers] what leaves at the end of the prefill
   std::vector<std::vector<StepEvents>> decode_;  ///< [layers][steps]
@@ -198,6 +216,7 @@ class LoggedPolicy final : public Policy {
   }
   [[nodiscard]] std::unique_ptr<Run> begin(const SequenceInfo& info) const override {
     LogCheck(run_, info).check();
+    HAE_EXPECTS(run_.limits.empty() || std::ssize(run_.limits) == info.layers * lane_count(info, run_.lanes));
     return std::make_unique<LoggedState>(run_, info);
   }
 

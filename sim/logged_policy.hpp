@@ -17,6 +17,8 @@ struct LoggedRun {
   std::string where;                                         ///< begins the message of an error
   LaneKind lanes = LaneKind::layer;
   EvictionLog log;
+  std::vector<Limits> limits;         ///< [layers, lanes] what the engine holds the log to; empty: nothing
+  std::vector<std::string> warnings;  ///< what the run that left the log had to say
 };
 
 /// A stored log as a policy: it marks and evicts what the log says, when the log says it, with the scores of
@@ -24,7 +26,7 @@ struct LoggedRun {
 /// measured by the one loop that everything else runs through, and replaying a run's own log gives the same
 /// log.
 ///
-/// It observes nothing and promises no limits. `begin` checks the log against the sequence: every entry names
+/// It observes nothing. `begin` checks the log against the sequence: every entry names
 /// a layer, lane and token that exist at its step, no token leaves twice, what acts within a prefill acts in
 /// every lane of a layer after the first, and marks precede evictions.
 ///

@@ -6,6 +6,7 @@
 
 #include "sim/active_run.hpp"
 #include "sim/merged_layer.hpp"
+#include "sim/needs.hpp"
 #include "sim/row_kernels.hpp"
 #include "sim/row_meter.hpp"
 #include "sim/row_progress.hpp"
@@ -28,7 +29,7 @@ class SequenceReplay {
                                                 : info_.steps())) {
     check_info(info_, where_);
     for (const std::shared_ptr<const Policy>& policy : policies) {
-      check_needs(*policy);
+      check_needs(info_, *policy, options.prompt_rows, where_);
     }
     for (const std::shared_ptr<const Policy>& policy : policies) {
       runs_.emplace_back(policy, info_);
@@ -65,54 +66,6 @@ class SequenceReplay {
     WeightBlock block;
   };
   using Mergings = std::vector<std::unique_ptr<Merging>>;
-
-  void check_needs(const Policy& policy) const {
-    for (Index layer = 0; layer < info_.layers; ++layer) {
-      const Needs needs = policy.needs(info_, layer);
-      const auto lacks = [&](const std::string& what, const std::string& all) {
-        throw NeedsError(where_ + " lacks " + what + ", which policy '" + policy.spec() +
-                         "' needs in layer " + std::to_string(layer) + " (it needs " + all +
-                         "); record them, or choose a policy that does without");
-      };
-      if (needs.keys && info_.payload != Payload::qkv) {
-        lacks("keys", "the keys of all tokens");
-      }
-      if (needs.values && !info_.has_values) {
-        lacks("values", "the values of all tokens");
-      }
-      HAE_EXPECTS(!policy.merges() || (needs.keys && needs.values));
-      if (needs.unrotated_queries && !info_.rotary) {
-        lacks("q_unrotated", "queries before rotary embedding; hae record --unrotated stores them");
-      }
-      if (needs.embedding_similarity && !info_.has_embedding_similarity) {
-        lacks("embedding_similarity", "the inner products of the prompt's input embeddings");
-      }
-      check_prompt_rows(needs, lacks);
-    }
-  }
-
-  template <typename Lacks>
-  void check_prompt_rows(const Needs& needs, const Lacks& lacks) const {
-    if (needs.prompt_rows == PromptRows::none && needs.newest_prompt_rows == 0) {
-      return;
-    }
-    HAE_EXPECTS(options_.prompt_rows);
-    auto stored = info_.prompt_rows.begin();
-    for (Index row = 0; row < info_.prompt; ++row) {
-      const bool has = stored != info_.prompt_rows.end() && *stored == row;
-      stored += has ? 1 : 0;
-      const std::string what = "prompt row " + std::to_string(row);
-      if (!has && needs.prompt_rows == PromptRows::all) {
-        lacks(what, "all prompt rows");
-      }
-      if (!has && needs.prompt_rows == PromptRows::text && !info_.is_visual(row)) {
-        lacks(what, "all rows of prompt text");
-      }
-      if (!has && row >= info_.prompt - needs.newest_prompt_rows) {
-        lacks(what, "the last " + std::to_string(needs.newest_prompt_rows) + " prompt rows");
-      }
-    }
-  }
 
   [[nodiscard]] Index block_rows() const {
     return options_.block_rows > 0 ? options_.block_rows : weight_block_rows(info_);

@@ -1,7 +1,7 @@
 """HAE lab: what happens to a model when tokens are evicted from its KV cache.
 
 Record a model's attention, replay it through eviction policies, compare what each loses, and let a
-policy evict inside a running model (hae.hf).
+policy evict inside a running model (hae.hf). Test policies of your own with hae.testing.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ _HOME = {
     "Validation": "validation",
 }
 
+# Modules with dependencies of their own.
+_MODULES = ("hf", "testing")
+
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":
-        return importlib.import_module("hae.hf")
+    if name in _MODULES:
+        return importlib.import_module(f"hae.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'hae' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"hae.{_HOME[name]}"), name)
@@ -60,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "hf"]
+    return [*__all__, *_MODULES]

@@ -1,6 +1,7 @@
 """What type checkers are told: the public names, and where each lives."""
 
 from hae import hf as hf
+from hae import testing as testing
 from hae._engine import ConfigError as ConfigError
 from hae._engine import ContractViolation as ContractViolation
 from hae._engine import NeedsError as NeedsError

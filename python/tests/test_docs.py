@@ -36,10 +36,11 @@ def shown_sessions(page: str) -> list[tuple[str, str]]:
     return re.findall(r"```\n\$ hae (.*?)\n(.*?)```", text, re.DOTALL)
 
 
-SESSIONS = {page: shown_sessions(page) for page in ("docs/memory.md", "docs/choosing.md")}
+PAGES = {"docs/memory.md": 3, "docs/choosing.md": 13, "docs/theory.md": 6, "docs/certify.md": 2}
+SESSIONS = {page: shown_sessions(page) for page in PAGES}
 
 
-@pytest.mark.parametrize(("page", "count"), [("docs/memory.md", 3), ("docs/choosing.md", 13)])
+@pytest.mark.parametrize(("page", "count"), PAGES.items())
 def test_a_page_shows_sessions(page, count):
     assert len(SESSIONS[page]) == count
 

@@ -179,10 +179,10 @@ std::vector<Check> check_equal_bytes(const Json& summary, bool allow_unequal) {
   return checks;
 }
 
-std::string junit_text(const std::vector<Check>& checks) {
+std::string junit_text(const std::string& suite_name, const std::vector<Check>& checks) {
   pugi::xml_document document;
   pugi::xml_node suite = document.append_child("testsuites").append_child("testsuite");
-  suite.append_attribute("name") = "hae compare";
+  suite.append_attribute("name") = suite_name.c_str();
   suite.append_attribute("tests") = checks.size();
   suite.append_attribute("failures") =
       std::ranges::count_if(checks, [](const Check& check) { return !check.passed; });

@@ -48,6 +48,8 @@ inline constexpr const char* kEqualBytes = "equal mean bytes";
 std::vector<Check> check_equal_bytes(const Json& summary, bool allow_unequal);
 
 /// The checks as JUnit XML, one test case each.
-std::string junit_text(const std::vector<Check>& checks);
+///
+/// suite  its name, e.g. `hae compare`
+std::string junit_text(const std::string& suite, const std::vector<Check>& checks);
 
 }  // namespace hae::cli

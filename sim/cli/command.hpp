@@ -25,6 +25,12 @@ class AnswerIsNo : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Thrown by a subcommand on a trace that meets a proved claim's assumptions and breaks it (exit code 5).
+class ClaimFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // Each adds one subcommand. Its callback writes results to stdout and throws the library's errors (or
 // CLI::Error); main turns an exception into one line on stderr and an exit code.
 void add_info(CLI::App& app);
@@ -34,9 +40,11 @@ void add_import(CLI::App& app);
 void add_policies(CLI::App& app);
 void add_replay(CLI::App& app);
 void add_compare(CLI::App& app);
+void add_certify(CLI::App& app);
 void add_rerun(CLI::App& app);
 void add_stats(CLI::App& app);
 void add_memory(CLI::App& app);
 void add_validate(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace hae::cli

@@ -238,7 +238,7 @@ void run(Arguments& arguments) {
     write_file(arguments.csv, csv_text(result["runs"]));
   }
   if (!arguments.junit.empty()) {
-    write_file(arguments.junit, junit_text(checks));
+    write_file(arguments.junit, junit_text("hae compare", checks));
   }
   print_comparison(result, arguments);
   conclude(checks, rule_checks);

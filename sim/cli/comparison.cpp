@@ -28,9 +28,12 @@ bool selects(const std::string& word, const std::vector<std::string>& names, Ind
   return is_number && number == index;
 }
 
+/// Makes of policies what drives the engine to what they do: themselves, or what a device did for them.
+using Execute = std::function<Policies(const Policies&)>;
+
 /// Policies whose budgets follow the first one's run: every policy that has a budget and was given none.
 /// Takes one more reading of the sequence: the first policy, and the prompt pruning of those that prune.
-Policies matched(const Policies& policies, MatchTarget target, Sequence& sequence,
+Policies matched(const Policies& policies, MatchTarget target, Sequence& sequence, const Execute& execute,
                  const ReplayOptions& options, const std::string& where) {
   const SequenceInfo& info = sequence.info();
   Policies probes{policies.front()};
@@ -39,7 +42,7 @@ Policies matched(const Policies& policies, MatchTarget target, Sequence& sequenc
       probes.push_back(policies[i]->with_budget(info.tokens));  // evicts nothing but what it prunes
     }
   }
-  const std::vector<RunResult> results = replay(sequence, probes, options, where);
+  const std::vector<RunResult> results = replay(sequence, execute(probes), options, where);
   Policies found{policies.front()};
   std::size_t probe = 1;
   for (std::size_t i = 1; i < policies.size(); ++i) {
@@ -75,29 +78,54 @@ class Comparison {
         parallel_(options.threads) {}
 
   void run(const std::function<void(std::vector<RunRecord>)>& take) {
+    if (options_.backend != kReferenceBackend && !options_.match) {
+      run_all_on_device();
+    }
     std::vector<std::vector<RunRecord>> records(sequences_.size());
     parallel_.in_order(
-        static_cast<Index>(sequences_.size()),
-        [&](Index i) { records[at(i)] = replay_sequence(sequences_[at(i)]); },
+        static_cast<Index>(sequences_.size()), [&](Index i) { records[at(i)] = replay_sequence(i); },
         [&](Index i) { take(std::move(records[at(i)])); });
   }
 
  private:
-  std::vector<RunRecord> replay_sequence(const SequenceSource& source) {
+  /// With budgets that are known, every policy runs over all sequences at once.
+  void run_all_on_device() {
+    std::vector<std::unique_ptr<Sequence>> opened;
+    std::vector<DeviceTask> tasks;
+    for (const SequenceSource& source : sequences_) {
+      opened.push_back(source.trace->open(source.index_in_trace));
+      tasks.push_back(
+          {opened.back().get(), source.trace->name(), policies_of(source, opened.back()->info())});
+    }
+    executed_ = run_on_device(tasks, options_.nan);
+  }
+
+  Policies policies_of(const SequenceSource& source, const SequenceInfo& info) const {
+    Policies policies;
+    for (const PolicySource& policy : sources_) {
+      policies.push_back(policy.of(info, source.trace_sha256));
+    }
+    return policies;
+  }
+
+  std::vector<RunRecord> replay_sequence(Index index) {
+    const SequenceSource& source = sequences_[at(index)];
     const std::string where = source.trace->name();
     const std::unique_ptr<Sequence> sequence = source.trace->open(source.index_in_trace);
     ReplayOptions replay_options;
     replay_options.nan = options_.nan;
     replay_options.for_each = parallel_.for_each();
     replay_options.progress = progress_.task();
-    Policies policies;
-    for (const PolicySource& policy : sources_) {
-      policies.push_back(policy.of(sequence->info(), source.trace_sha256));
-    }
+    Policies policies = policies_of(source, sequence->info());
+    const Execute execute = [&](const Policies& these) {
+      const DeviceTask task{sequence.get(), where, these};
+      return options_.backend == kReferenceBackend ? these : run_on_device({&task, 1}, options_.nan).front();
+    };
     if (options_.match) {
-      policies = matched(policies, *options_.match, *sequence, replay_options, where);
+      policies = matched(policies, *options_.match, *sequence, execute, replay_options, where);
     }
-    std::vector<RunResult> results = replay(*sequence, policies, replay_options, where);
+    const Policies executed = executed_.empty() ? execute(policies) : executed_[at(index)];
+    std::vector<RunResult> results = replay(*sequence, executed, replay_options, where);
     std::vector<std::optional<double>> optimal(results.size());
     if (options_.optimal) {
       optimal = analysis::optimal_totals(*sequence, results, replay_options, where);
@@ -112,8 +140,8 @@ class Comparison {
     std::vector<RunRecord> records;
     for (std::size_t p = 0; p < policies.size(); ++p) {
       records.push_back({source.trace_index, source.sequence_index, source.index_in_trace, sequence->info(),
-                         sources_[p].spec(), policies[p]->options(), std::move(results[p]), optimal[p], false,
-                         overlap[p]});
+                         sources_[p].spec(), policies[p]->options(), options_.backend, std::move(results[p]),
+                         optimal[p], false, overlap[p]});
     }
     mark_unequal(records);
     return records;
@@ -124,6 +152,7 @@ class Comparison {
   const ComparisonOptions& options_;
   ProgressSum progress_;
   Parallel parallel_;
+  std::vector<Policies> executed_;  ///< [sequences], where a device ran all of them beforehand
 };
 
 }  // namespace

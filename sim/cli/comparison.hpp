@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/cli/device_backend.hpp"
 #include "sim/cli/policy_source.hpp"
 #include "sim/match.hpp"
 #include "sim/replay.hpp"
@@ -19,8 +20,9 @@ struct ComparisonOptions {
   std::optional<std::string> sequence;  ///< name or index; none: all
   std::optional<MatchTarget> match;
   NanRule nan = NanRule::error;
-  bool optimal = true;  ///< search for the bound `optimal`
-  Index threads = 0;    ///< 0: one a core
+  std::string backend = kReferenceBackend;  ///< what runs the policies; the engine measures what it did
+  bool optimal = true;                      ///< search for the bound `optimal`
+  Index threads = 0;                        ///< 0: one a core
   bool lock = true;
 };
 
@@ -36,6 +38,7 @@ struct RunRecord {
   SequenceInfo info;
   std::string spec;                                          ///< canonical, as given
   std::vector<std::pair<std::string, std::string>> options;  ///< as run: a matched budget included
+  std::string backend = kReferenceBackend;
   RunResult result;
   std::optional<double> optimal;  ///< analysis::optimal_totals
   bool unequal = false;

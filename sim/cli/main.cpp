@@ -45,10 +45,12 @@ void build(CLI::App& app) {
   add_policies(app);
   add_replay(app);
   add_compare(app);
+  add_certify(app);
   add_rerun(app);
   add_stats(app);
   add_memory(app);
   add_validate(app);
+  add_bench(app);
 }
 
 /// Whether `word` is meant as a subcommand this program does not know.
@@ -114,6 +116,8 @@ int run(int argc, char** argv) {
     return fail(kUsage, std::string(error.what()) + "; see hae --help");
   } catch (const AnswerIsNo& answer) {
     return output_arrived() ? fail(kAnswerIsNo, answer.what()) : fail(kUsage, kLostOutput);
+  } catch (const ClaimFailed& failed) {
+    return fail(kClaimFailed, failed.what());
   } catch (const ConfigError& error) {
     return fail(kUsage, error.what());
   } catch (const OutputError& error) {

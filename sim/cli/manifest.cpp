@@ -74,7 +74,9 @@ const std::string& command() {
 }
 
 std::string version_text() {
-  return fmt::format("hae {} ({}, {}), backends: reference", HAE_VERSION, HAE_COMPILER, HAE_BUILD_TYPE);
+  const std::string system = device_system();
+  return fmt::format("hae {} ({}, {}), backends: reference{}", HAE_VERSION, HAE_COMPILER, HAE_BUILD_TYPE,
+                     system.empty() ? "" : fmt::format(", device (Thrust {})", system));
 }
 
 nlohmann::ordered_json manifest(const ComparisonOptions& options, const std::vector<PolicySource>& policies) {
@@ -108,7 +110,9 @@ nlohmann::ordered_json manifest(const ComparisonOptions& options, const std::vec
                                                         : "peak";
   json["optimal"] = options.optimal;
   json["seed"] = nullptr;  // Nothing but a policy's own option is random.
-  json["backend"] = "reference";
+  json["backend"] = options.backend;
+  json["device_system"] = options.backend == kReferenceBackend ? nlohmann::ordered_json(nullptr)
+                                                               : nlohmann::ordered_json(device_system());
   json["tie_rule"] = "older token first";
   json["positions"] = "original";
   json["accumulation"] = "weights float32 in 32 partial sums, scores float64";
@@ -135,6 +139,8 @@ ComparisonOptions options_of(const nlohmann::ordered_json& manifest, const std::
       const bool peak = one_of(manifest["match"], {"mean", "peak"}, where) == "peak";
       options.match = peak ? MatchTarget::peak : MatchTarget::mean;
     }
+    options.backend =
+        one_of(manifest.at("backend"), {kReferenceBackend, kDeviceBackend, kCudaBackend}, where);
     options.optimal = manifest.at("optimal").get<bool>();
     const bool lowest = one_of(manifest.at("nan"), {"error", "lowest"}, where) == "lowest";
     options.nan = lowest ? NanRule::lowest : NanRule::error;

@@ -21,17 +21,14 @@ void add_replay_options(CLI::App& command, ReplayArguments& arguments) {
       ->check(CLI::IsMember({"error", "lowest"}))
       ->capture_default_str();
   command.add_option("--backend", arguments.backend, "What runs the policies")
-      ->check(CLI::IsMember({"reference", "device", "cuda"}))
+      ->check(CLI::IsMember({kReferenceBackend, kDeviceBackend, kCudaBackend}))
       ->capture_default_str();
   add_machine_options(command, arguments.threads, arguments.no_lock);
 }
 
 void apply(const ReplayArguments& arguments, ComparisonOptions& options) {
-  if (arguments.backend != "reference") {
-    throw DeviceError("--backend " + arguments.backend + ": built without " +
-                      (arguments.backend == "cuda" ? "CUDA" : "a device backend") +
-                      "; use --backend reference");
-  }
+  check_backend(arguments.backend);
+  options.backend = arguments.backend;
   if (!arguments.sequence.empty()) {
     options.sequence = arguments.sequence;
   }

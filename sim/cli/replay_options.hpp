@@ -16,7 +16,7 @@ namespace hae::cli {
 struct ReplayArguments {
   std::string sequence;
   std::string nan = "error";
-  std::string backend = "reference";
+  std::string backend = kReferenceBackend;
   Index threads = 0;
   bool no_lock = false;
 };

@@ -284,6 +284,7 @@ class Verdict {
 void run(const Arguments& arguments) {
   const Stored stored = read_stored(arguments.result, !arguments.no_lock);
   ComparisonOptions options = options_of(stored.manifest, stored.name);
+  check_backend(options.backend);
   options.traces = find_traces(stored, arguments.traces);
   expect_same_logs(stored);
   options.optimal = false;  // Its evictions are not defined uniquely, so it is not compared.

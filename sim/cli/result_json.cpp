@@ -267,7 +267,7 @@ Json run_json(const RunRecord& record) {
     json["options"][key] = value;
   }
   json["resolved"] = resolved_json(record);
-  json["backend"] = "reference";
+  json["backend"] = record.backend;
   json["tokens"] = tokens_json(record);
   json["bytes"] = bytes_json(record);
   json["decode"] = series_json(result.decode);

@@ -190,7 +190,7 @@ void run_cases(const hae_kernels& kernels, const Arguments& arguments) {
     fmt::print("{}", save_counterexamples(folder.path(), reports));
   }
   if (!arguments.junit.empty()) {
-    write_file(arguments.junit, junit_text(checks_of(reports)));
+    write_file(arguments.junit, junit_text("hae validate", checks_of(reports)));
   }
   const auto wrong = std::ranges::count_if(reports, [](const auto& report) { return !report.right(); });
   const auto offered = std::ranges::count_if(reports, [](const auto& report) { return report.offered; });

@@ -6,7 +6,9 @@
 #include <thread>
 
 #include "analysis/attention_statistics.hpp"
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
 
 namespace hae::analysis {
 namespace {

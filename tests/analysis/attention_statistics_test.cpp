@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae::analysis {
 namespace {
@@ -173,6 +173,23 @@ TEST(AttentionStatistics, OverLayersPoolsCountsAndAveragesColumns) {
   EXPECT_EQ(all.visual_columns->mean, (0.25 + 1.0) / 2);
   // Text: layer 0 (1.5, 0.25), variance 0.625²; layer 1 (1, 0), variance 0.5².
   EXPECT_EQ(all.text_columns->variance, (0.625 * 0.625 + 0.5 * 0.5) / 2);
+}
+
+TEST(AttentionStatistics, OverLayersAddsUpEachPopulation) {
+  AttentionStatistics layer;
+  layer.prefill.visual = {.sparse = 1, .probabilities = 2};
+  layer.prefill.text = {.sparse = 3, .probabilities = 5};
+  layer.decode.visual = {.sparse = 7, .probabilities = 11};
+  layer.decode.text = {.sparse = 13, .probabilities = 17};
+  const AttentionStatistics all = over_layers(std::vector{layer, layer});
+  EXPECT_EQ(all.prefill.visual.sparse, 2);
+  EXPECT_EQ(all.prefill.text.sparse, 6);
+  EXPECT_EQ(all.decode.visual.sparse, 14);
+  EXPECT_EQ(all.decode.text.sparse, 26);
+  EXPECT_EQ(all.prefill.visual.probabilities, 4);
+  EXPECT_EQ(all.prefill.text.probabilities, 10);
+  EXPECT_EQ(all.decode.visual.probabilities, 22);
+  EXPECT_EQ(all.decode.text.probabilities, 34);
 }
 
 }  // namespace

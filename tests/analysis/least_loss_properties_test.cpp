@@ -14,7 +14,8 @@
 #include <utility>
 
 #include "analysis/least_loss.hpp"
-#include "tests/support/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
 
 // The loss against every other way to evict (small lanes) and against the Hungarian algorithm (larger ones).
 // Masses are multiples of 2^-20 where totals are compared exactly: then every sum is exact, and 2^-40 is fine

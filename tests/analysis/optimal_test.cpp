@@ -7,7 +7,10 @@
 #include <algorithm>
 
 #include "reference/policies.hpp"
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae::analysis {
 namespace {
@@ -56,6 +59,18 @@ TEST(Optimal, WeighsWhatIsStillToCome) {
                                                {0.75f, 0.0f, 0.0f, 0.0f, 0.25f}}}},
                                             2, {-1, -1, -1, -1, -1});
   EXPECT_EQ(totals(trace, testing::run_all(trace, {"window:sinks=0,recent=1"})).front(), 0.75);
+}
+
+// One step of two heads, (0, .5, .5) and (.75, .125, .125), before which one of {0, 1} leaves. Of the layer 1
+// does and costs .5 + .125; alone, head 0 loses 0 and head 1 loses .125.
+TEST(Optimal, OfALayerAndOfItsHeadsAreFoundInOneSearch) {
+  const MemoryTrace trace = attention_trace(
+      {{{{1.0f}, {0.5f, 0.5f}, {0.0f, 0.5f, 0.5f}}, {{1.0f}, {0.5f, 0.5f}, {0.75f, 0.125f, 0.125f}}}}, 2, 2,
+      {-1, -1, -1});
+  const std::vector<std::optional<double>> optimal = totals(
+      trace, testing::run_all(trace, {"greedy:budget=1,recent=0", "greedy:budget=1,recent=0,lane=kv_head"}));
+  EXPECT_EQ(optimal[0], 0.625);
+  EXPECT_EQ(optimal[1], 0.125);
 }
 
 TEST(Optimal, IsAbsentWithoutDecodeStepsAndWhereTheSearchIsTooLarge) {

@@ -59,6 +59,18 @@ TEST_F(Cli, ABackendThatIsNotBuiltInExitsWithFour) {
   EXPECT_THAT(outcome.err, HasSubstr("built without CUDA"));
 }
 
+TEST_F(Cli, ADeviceRefusesAPolicyThatDoesNotRunOnIt) {
+  if (hae("--version").out.find("device (Thrust") == std::string::npos) {
+    GTEST_SKIP() << "built without a device backend";
+  }
+  make_trace("t.h5");
+  const Outcome outcome = hae("compare t.h5 --policy adakv:budget=20 --backend device");
+  expect_one_line(outcome, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("'adakv:budget=20' does not run on a device; those that do are hae,"));
+  expect_one_line(hae("bench --device --tokens 8 --bins 9"), 2);
+  expect_one_line(hae("bench"), 2);
+}
+
 TEST_F(Cli, AnUnknownWordRunsTheProgramOfThatName) {
   std::ofstream(folder_ / "hae-greet") << "#!/bin/sh\necho \"$0 says $1\"\nexit 7\n";
   fs::permissions(folder_ / "hae-greet", fs::perms::owner_all);

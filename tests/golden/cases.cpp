@@ -6,7 +6,7 @@
 #include <numeric>
 #include <span>
 
-#include "tests/support/stream.hpp"
+#include "testing/stream.hpp"
 #include "traces/float16.hpp"
 
 namespace hae::testing {

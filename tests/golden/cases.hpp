@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae::testing {
 

@@ -6,7 +6,10 @@
 #include <map>
 #include <set>
 
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // DAP against a brute force on the trace's own numbers, one plain loop at a time.
 

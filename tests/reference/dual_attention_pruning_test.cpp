@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // DAP by hand. Every trace here is prompt only (P = T), so nothing but the pruning acts.
 
@@ -83,6 +84,8 @@ TEST(DualAttentionPruning, ScopeImageTakesAVOfEachPicture) {
 TEST(DualAttentionPruning, MaxEvictedTakesTheLowestFirstAndTheOlderOnATie) {
   EXPECT_EQ(pruned(five_tokens(), "r=0.3,alpha=0.2,max_evicted=1"), "0/0/-1/2 0/1/-1/2w");
   EXPECT_EQ(pruned(five_tokens(), "r=0.3,alpha=0.2,max_evicted=0"), "");
+  // Of all three the first has the largest sum.
+  EXPECT_EQ(pruned(five_tokens(), "r=3,alpha=1,max_evicted=2"), "0/0/-1/2 0/0/-1/3 0/1/-1/2w 0/1/-1/3w");
 }
 
 TEST(DualAttentionPruning, SinksCountInTheTotalButStay) {
@@ -128,6 +131,26 @@ TEST(DualAttentionPruning, MassEvictsInOrderWhileTheSumStaysWithinItsShare) {
             "0/0/-1/1 0/0/-1/2 0/0/-1/3 0/1/-1/1w 0/1/-1/2w 0/1/-1/3w");
   // A skipped token (max_i a_ij >= alpha) adds nothing to the running sum.
   EXPECT_EQ(pruned(five_tokens(), "dap=mass,eps=1,alpha=0.2"), "0/0/-1/2 0/0/-1/3 0/1/-1/2w 0/1/-1/3w");
+}
+
+TEST(DualAttentionPruning, MassMayLoseEverythingWhateverSumsRoundTo) {
+  // A = (0.5, 2^-54, 2^-54). In the order of positions both small ones are rounded away: A_V = 0.5. In the
+  // order of eviction they add up first, and the three come to 0.5 + 2^-53.
+  const std::vector<std::vector<float>> rows = {{1.0f},
+                                                {0.5f, 0.5f},
+                                                {0.5f, 0.25f, 0.25f},
+                                                {0.25f, 0.25f, 0.25f, 0.25f},
+                                                {0.5f, 0.5f, 0x1p-54f, 0x1p-54f, 0.0f}};
+  const MemoryTrace trace = attention_trace({rows}, 5, {-1, 0, 0, 0, -1});
+  EXPECT_EQ(pruned(trace, "dap=mass,eps=1"), "0/0/-1/1 0/0/-1/2 0/0/-1/3");
+}
+
+TEST(DualAttentionPruning, MassEvictsNothingWhereTextPaysNoAttention) {
+  // A_V = 0, of which no share can be lost, though 0 <= eps * 0.
+  const MemoryTrace trace = attention_trace({{{1.0f}, {0.5f, 0.5f}, {0.5f, 0.0f, 0.5f}}}, 3, {-1, 0, -1});
+  const RunResult result = run(trace, "hae:ddes=none,dap=mass,eps=1");
+  EXPECT_EQ(brief(result.log), "");
+  EXPECT_THAT(result.warnings, Contains(HasSubstr("text pays no attention to the visual tokens")));
 }
 
 TEST(DualAttentionPruning, WithoutVisualTokensItIsANoOpAndSaysSo) {

@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae {
 namespace {
@@ -22,6 +23,7 @@ TEST(Greedy, EvictsTheLowestScoreAfterEveryStep) {
   EXPECT_EQ(brief(result.log), "1/0/-1/1 2/0/-1/2");
   EXPECT_EQ(result.log.entries[0].score, 0.75);
   EXPECT_EQ(result.log.entries[1].score, 0.5 + static_cast<double>(0.25f / 0.75f));
+  EXPECT_EQ(result.limits[0].capacity, 2);
 }
 
 TEST(Greedy, FullScoresAreNotRenormalised) {

@@ -3,7 +3,8 @@
 #include "reference/draws.hpp"
 #include "reference/policies.hpp"
 #include "reference/random.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae {
 namespace {

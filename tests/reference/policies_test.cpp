@@ -4,7 +4,8 @@
 
 #include "reference/random.hpp"
 #include "sim/match.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae {
 namespace {
@@ -40,6 +41,19 @@ TEST(Window, NeedsASize) {
 
 TEST(Random, HasItsPublishedPriority) {
   EXPECT_EQ(reference::random_priority(1, 0, 0, 0), 0xe28195ddd9ee4956ULL);
+}
+
+TEST(Random, HasAPriorityForEachLayerLaneAndToken) {
+  // SplitMix64, whose first output of seed 1234567 is known.
+  const auto split_mix = [](std::uint64_t seed) {
+    std::uint64_t z = seed + 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  };
+  ASSERT_EQ(split_mix(1234567), 6457827717110365317ULL);
+  EXPECT_EQ(reference::random_priority(7, 2, 3, 5),
+            split_mix(split_mix(split_mix(split_mix(7) ^ 2) ^ 3) ^ 5));
 }
 
 TEST(Random, EvictsTheLowestPriorityOfThoseThatAreThere) {
@@ -139,6 +153,33 @@ TEST(Match, CountsWhatPruningLeavesInEachLayer) {
       match_budget(trace.info, first, reference::make_policy("greedy"), {6, 3}, MatchTarget::mean);
   testing::MemorySequence sequence(trace);
   EXPECT_EQ(replay(sequence, {matched}, {}, "memory").front().limits[0].budget, 4);
+}
+
+TEST(Match, CountsOnThePromptBeingCutBeforeTheFirstStep) {
+  // A prompt of 4, of which 2 stay; each of six steps sees those and its own token.
+  const MemoryTrace trace = ten_tokens(4);
+  for (const std::string spec : {"window:sinks=0", "random", "tova", "greedy"}) {
+    const LaneSizes sizes = reference::make_policy(spec)->sizes(trace.info, 0, 2, 4).value();
+    EXPECT_EQ(sizes.total, 18) << spec;
+    EXPECT_EQ(sizes.peak, 3) << spec;
+  }
+}
+
+TEST(Match, MayTakeABudgetOfProtectedTokensAlone) {
+  // Two protected tokens each: a budget of 2 holds them and nothing else, one of 1 is impossible.
+  const MemoryTrace trace = ten_tokens(4);
+  for (const std::string spec :
+       {"window:sinks=2", "greedy:sinks=1,recent=1", "hae:dap=none,bin=1,sinks=1,recent=1",
+        "h2o/layerwise:recent=2", "h2o/flexgen:recent=2", "scissorhands:sinks=1,recent=1",
+        "nacl:sinks=1,recent=1,random=0", "snapkv:window=2"}) {
+    const auto policy = reference::make_policy(spec);
+    EXPECT_TRUE(policy->sizes(trace.info, 0, 2, 4).has_value()) << spec;
+    EXPECT_FALSE(policy->sizes(trace.info, 0, 1, 4).has_value()) << spec;
+    EXPECT_EQ(run(trace, spec + ",budget=2").limits[0].budget, 2) << spec;
+    EXPECT_THROW(run(trace, spec + ",budget=1"), ConfigError) << spec;
+    EXPECT_EQ(run(trace, spec + ",budget=50%").limits[0].budget, 2) << spec;
+    EXPECT_THROW(run(trace, spec + ",budget=25%"), ConfigError) << spec;
+  }
 }
 
 TEST(Match, SaysWhenNoBudgetIsPossible) {

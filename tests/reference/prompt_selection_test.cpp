@@ -5,7 +5,8 @@
 
 #include "reference/mean_rotation.hpp"
 #include "reference/policies.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // Policies that decide once, at the end of the prefill.
 
@@ -73,6 +74,49 @@ TEST(Snapkv, PoolsWhatTheLastRowsLookAt) {
   EXPECT_THAT(evicted(run(trace, "snapkv:budget=3,window=1,kernel=3,pool=max")), ElementsAre(0, 1));
 }
 
+TEST(Snapkv, SumsTheRowsOfItsWindowAndKvpressTakesTheirMean) {
+  // Rows 3 and 4 give 0 .75 and 1 and 2 .375 each.
+  const MemoryTrace trace = attention_trace({{{1.0f},
+                                              {0.0f, 1.0f},
+                                              {0.0f, 0.0f, 1.0f},
+                                              {0.25f, 0.25f, 0.25f, 0.25f},
+                                              {0.5f, 0.125f, 0.125f, 0.125f, 0.125f}}},
+                                            5, std::vector<Index>(5, -1));
+  const RunResult sums = run(trace, "snapkv:budget=3,window=2,kernel=1");
+  const RunResult means = run(trace, "snapkv/kvpress:budget=3,window=2,kernel=1");
+  EXPECT_THAT(evicted(sums), ElementsAre(1, 2));
+  EXPECT_EQ(sums.log.entries[0].score, 0.375);
+  EXPECT_EQ(means.log.entries[0].score, 0.1875);
+}
+
+TEST(Snapkv, PoolsEachHeadBeforeItsGroupAndAdakvTheGroup) {
+  // Maxima of three neighbours by head: .5 .5 .25 .25 and 0 .5 .5 .5, of which 1 has the largest mean. The
+  // means are .25 0 .25 .25, all .25 when pooled: of equal ones the newest stays.
+  const MemoryTrace trace = last_row_trace({{0.5f, 0, 0, 0.25f, 0.25f}, {0, 0, 0.5f, 0.25f, 0.25f}}, 1);
+  EXPECT_THAT(evicted(run(trace, "snapkv:budget=2,window=1,kernel=3,pool=max")), ElementsAre(0, 2, 3));
+  EXPECT_THAT(evicted(run(trace, "adakv:budget=2,window=1,kernel=3,floor=0")), ElementsAre(0, 1, 2));
+}
+
+TEST(Snapkv, ReducesTheHeadsOfAGroup) {
+  // max: .5 .3125 .25, of which 0 stays; mean: .25 .3125 .125, of which 1 does.
+  const MemoryTrace trace = last_row_trace({{0.5f, 0.3125f, 0, 0.1875f}, {0, 0.3125f, 0.25f, 0.4375f}}, 1);
+  EXPECT_THAT(evicted(run(trace, "snapkv:budget=2,window=1,kernel=1,group=max")), ElementsAre(1, 2));
+  EXPECT_THAT(evicted(run(trace, "snapkv:budget=2,window=1,kernel=1")), ElementsAre(0, 2));
+  const RunResult sum = run(trace, "snapkv:budget=2,window=1,kernel=1,group=sum");
+  EXPECT_EQ(sum.log.entries[0].score, 0.5);
+  EXPECT_EQ(sum.log.entries[1].score, 0.25);
+}
+
+TEST(Snapkv, EachKvHeadHasAGroupOfItsOwn) {
+  // Heads 0 and 1 read KV head 0, heads 2 and 3 KV head 1. The mean of heads 1 and 2 would keep token 0.
+  const Row low = {0.75f, 0, 0, 0.25f};
+  const Row middle = {0, 0.5f, 0.25f, 0.25f};
+  const RunResult result =
+      run(last_row_trace({low, low, middle, middle}, 2), "snapkv:budget=2,window=1,kernel=1");
+  EXPECT_THAT(evicted(result, 0), ElementsAre(1, 2));
+  EXPECT_THAT(evicted(result, 1), ElementsAre(0, 2));
+}
+
 TEST(Snapkv, TiesNeverTakeTheWindow) {
   // Tokens 0 .. 5 score the same; the window {6, 7} is not ranked. Of the equal ones the four oldest go.
   std::vector<Row> rows;
@@ -111,6 +155,12 @@ TEST(H2oObservedMean, QueryHeadsReadTheirKvHead) {
   EXPECT_THAT(evicted(result, 0), ElementsAre(1, 2));
   EXPECT_THAT(evicted(result, 1), ElementsAre(0, 1));
   EXPECT_THAT(result.final_tokens, ElementsAre(1, 1));
+}
+
+TEST(H2oObservedMean, DividesByTheRowsThatCouldSeeTheToken) {
+  // Over 3, 2 and 1 rows .1667 .0625 .375: 2 stays, whose sum is not the largest.
+  const MemoryTrace trace = last_row_trace({{0.5f, 0.125f, 0.375f}}, 1);
+  EXPECT_THAT(evicted(run(trace, "h2o/observed-mean:budget=1")), ElementsAre(0, 1));
 }
 
 TEST(H2oObservedMean, AShareRoundsDownAndKeepsOneToken) {
@@ -152,6 +202,22 @@ TEST(Pyramidkv, WholeSteps) {
   EXPECT_EQ(kept_beside_window("snapkv", 128, 8, 32), 32 * 120);
 }
 
+TEST(Pyramidkv, FallsWhereThePromptIsTwiceTheBudget) {
+  // N = 20 = 2b with b = 12 - 2. least = ⌊10/20⌋ = 0 and most = 20 exceed the N - w = 18 tokens beside the
+  // window, so most = 18 and least = 2, over two layers.
+  SequenceInfo info;
+  info.layers = 2;
+  info.query_heads = info.kv_heads = 1;
+  info.prompt = 20;
+  info.tokens = 21;
+  info.masks.resize(2);
+  info.image.assign(21, -1);
+  const auto policy = reference::make_policy("pyramidkv:window=2");
+  // At the one step the window and the step's own token are there too.
+  EXPECT_EQ(policy->sizes(info, 0, 12, 20)->total, 18 + 2 + 1);
+  EXPECT_EQ(policy->sizes(info, 1, 12, 20)->total, 2 + 2 + 1);
+}
+
 TEST(Adakv, HeadsShareTheirBudget) {
   // B = 2 beside the last token. Of both heads' scores the four largest are .4, .25, .21 of head 1 and .2 of
   // head 0 (among equal ones the newest, token 3).
@@ -165,6 +231,17 @@ TEST(Adakv, HeadsShareTheirBudget) {
   // floor 1/2: ⌊2/2⌋ = 1 and 1/2 of 1 and 3 more: 1.5 and 2.5, both 2 by rounding half to even.
   const RunResult floored = run(trace, "adakv:budget=3,window=1,kernel=1,floor=0.5");
   EXPECT_THAT(floored.final_tokens, ElementsAre(3, 3));
+}
+
+TEST(Adakv, OfEqualScoresTheNewerTokenAndThenTheHigherHeadCounts) {
+  // Of the two largest scores one is .5 of head 0; the other is .25, which both heads have.
+  const std::string spec = "adakv:budget=2,window=1,kernel=1,floor=0";
+  const auto tokens = [&](const Row& first, const Row& second) {
+    return run(last_row_trace({first, second}, 2), spec).final_tokens;
+  };
+  EXPECT_THAT(tokens({0.5f, 0.25f, 0, 0.25f}, {0, 0, 0.25f, 0.75f}), ElementsAre(2, 2));
+  EXPECT_THAT(tokens({0.5f, 0, 0.25f, 0.25f}, {0, 0.25f, 0, 0.75f}), ElementsAre(3, 1));
+  EXPECT_THAT(tokens({0.5f, 0, 0.25f, 0.25f}, {0, 0, 0.25f, 0.75f}), ElementsAre(2, 2));
 }
 
 TEST(Knorm, KeepsTheLowestNorms) {
@@ -208,6 +285,14 @@ TEST(ExpectedAttention, SpreadOfQueriesCountsForBothSigns) {
   const MemoryTrace trace =
       expected_trace({{0, 1}, {-1, 0}, {0, -1}, {1, 0}}, {2, 0, -2, 0, 2, 0, -2, 0}, 0.0);
   EXPECT_THAT(evicted(run(trace, "expected-attention:budget=2,sinks=0")), ElementsAre(0, 2));
+}
+
+TEST(ExpectedAttention, WeighsTheSpreadOfQueriesAgainstTheirMean) {
+  // Queries (-1.5√2 ± 2, 0): mean -1.5√2 and variance 4 along x, so z of (1, 0) is -1.5√2/√2 + 4/(2·2) = -.5,
+  // below the 0 of (0, 1).
+  const float mean = -1.5f * std::sqrt(2.0f);
+  const MemoryTrace trace = expected_trace({{0, 1}, {1, 0}}, {mean - 2, 0, mean + 2, 0}, 0.0);
+  EXPECT_THAT(evicted(run(trace, "expected-attention:budget=1,sinks=0")), ElementsAre(1));
 }
 
 TEST(ExpectedAttention, TurnsQueriesToTheMeanOfThePositionsToCome) {
@@ -270,6 +355,16 @@ TEST(TomeDecoder, MergesTheMostSimilarPairInAllLayers) {
     EXPECT_EQ(entry.token, 3);
     EXPECT_EQ(entry.within, entry.layer == 1);
     EXPECT_EQ(entry.merge, (Merge{2, 0.5, 0.5, 2.0}));
+  }
+}
+
+TEST(TomeDecoder, MergesIntoTheNewestOfEquallySimilarKeys) {
+  // All equal, A = {1, 3} and B = {2, 4}: both of A go into 4.
+  const MemoryTrace trace = key_trace({{1}, {1}, {1}, {1}, {1}, {1}}, {-1, 0, 0, 0, 0, -1});
+  const RunResult result = run(trace, "tome/decoder:keep=2");
+  EXPECT_THAT(evicted(result, kLayerLane), ElementsAre(1, 3));
+  for (const LogEntry& entry : result.log.entries) {
+    EXPECT_EQ(entry.merge, (Merge{4, 1.0 / 3.0, 1.0 / 3.0, 3.0}));
   }
 }
 

@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // DDES by hand: two tokens of prompt, four decode steps, no picture.
 
@@ -52,6 +53,8 @@ TEST(RecycleBin, PendingTokensAreStillThereAtTheEnd) {
   EXPECT_EQ(brief(result.log), "3/0/-1/1@1 3/0/-1/2@2 3/0/-1/3@3");
   EXPECT_THAT(result.log.pending, ElementsAre(PendingEntry{0, kLayerLane, 4, 4}));
   EXPECT_THAT(result.attention_tokens, ElementsAre(3, 4, 5, 3));
+  // Two marked beside the budget: after step 2, and never more after a step.
+  EXPECT_EQ(result.limits[0].capacity, 4);
 }
 
 TEST(RecycleBin, BatchEvictsTheDLowestBeforeItsWindow) {
@@ -59,6 +62,16 @@ TEST(RecycleBin, BatchEvictsTheDLowestBeforeItsWindow) {
   // marked. step 3: residents {2, 3, 4}; step 4: {2, 3, 4, 5} = l + D: eligible {2, 3} go.
   const RunResult result = run(six_tokens(), "hae:dap=none,ddes=batch,budget=2,bin=2");
   EXPECT_EQ(brief(result.log), "2/0/-1/0 2/0/-1/1 4/0/-1/2 4/0/-1/3");
+}
+
+TEST(RecycleBin, BatchGoesByTheScoresOfTheStep) {
+  // l = 3, D = 1: recent = min(D, l) = 1. After the prompt s = 1.75 .75 .5. Step 1 makes l + D tokens and
+  // adds 0 0 .5: of the eligible {0, 1, 2} no longer 2 is the lowest but 1.
+  const MemoryTrace trace = attention_trace(
+      {{{1.0f}, {0.5f, 0.5f}, {0.25f, 0.25f, 0.5f}, {0.0f, 0.0f, 0.5f, 0.5f}}}, 3, {-1, -1, -1, -1});
+  const RunResult result = run(trace, "hae:dap=none,ddes=batch,budget=3,bin=1");
+  EXPECT_EQ(brief(result.log), "1/0/-1/1");
+  EXPECT_EQ(result.log.entries[0].score, 0.75);
 }
 
 TEST(RecycleBin, FitsThePromptToItsBudgetFirst) {

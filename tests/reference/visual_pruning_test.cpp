@@ -3,7 +3,8 @@
 #include <gmock/gmock.h>
 
 #include "reference/policies.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // FastV, SparseVLM and MustDrop by hand. Unless a test says otherwise its trace is prompt only.
 

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // A model that computes what a trace holds is the open loop: the closed loop must then give the open loop's
 // results, bit for bit.

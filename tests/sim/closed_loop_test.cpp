@@ -7,7 +7,7 @@
 #include <string>
 
 #include "reference/policies.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae {
 namespace {

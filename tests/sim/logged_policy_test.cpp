@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae {
 namespace {
@@ -74,6 +74,46 @@ TEST(LoggedPolicy, RefusesALogThatNoRunOfTheSequenceCanLeave) {
               HasSubstr("pending token 3 of layer 0, lane -1 was marked "
                         "in step 1, expected 2 .. 2"));
   EXPECT_THAT(refusal({{entry(1, 0, 0)}, {{0, kLayerLane, 0, 1}}}), HasSubstr("leaves twice"));
+}
+
+/// What the engine says of a log under limits that hold in both layers.
+std::string broken_promise(EvictionLog log, const Limits& limits) {
+  const testing::MemoryTrace trace = small_trace();
+  testing::MemorySequence sequence(trace);
+  try {
+    (void)replay(sequence,
+                 {logged_policy(
+                     {.spec = "log", .where = "run.h5", .log = std::move(log), .limits = {limits, limits}})},
+                 {}, "memory");
+  } catch (const ContractViolation& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(LoggedPolicy, IsHeldToWhatThePolicyPromised) {
+  // Layer 0 evicts token 0 in step 1, where tokens 0, 1 and 2 are resident.
+  const EvictionLog log{{entry(1, 0, 0)}, {}};
+  EXPECT_EQ(broken_promise(log, {}), "accepted");
+  EXPECT_EQ(broken_promise(log, {.recent = 2}), "accepted");
+  EXPECT_THAT(broken_promise(log, {.sinks = 1}), HasSubstr("token 0 is a protected sink"));
+  EXPECT_THAT(broken_promise(log, {.recent = 3}), HasSubstr("token 0 is protected as recent"));
+  // Layer 0 holds tokens 1 and 2 after step 1, and token 3 too after step 2.
+  EXPECT_THAT(broken_promise(log, {.capacity = 2}), HasSubstr("after step 2 layer 0, lane 0 holds 3 tokens"));
+  EXPECT_THAT(broken_promise({{}, {{0, kLayerLane, 0, 1}, {0, kLayerLane, 1, 2}}}, {.bin = 1}),
+              HasSubstr("after step 2 layer 0, lane 0 holds 4 tokens, 2 of them pending"));
+  // What is pruned in the prefill may be recent.
+  EXPECT_EQ(broken_promise({{entry(0, 0, 1)}, {}}, {.recent = 2}), "accepted");
+}
+
+TEST(LoggedPolicy, SaysWhatTheRunHadToSay) {
+  const testing::MemoryTrace trace = small_trace();
+  testing::MemorySequence sequence(trace);
+  const RunResult result =
+      replay(sequence, {logged_policy({.spec = "log", .where = "run.h5", .warnings = {"nothing to prune"}})},
+             {}, "memory")
+          .front();
+  EXPECT_THAT(result.warnings, ::testing::ElementsAre("nothing to prune"));
 }
 
 }  // namespace

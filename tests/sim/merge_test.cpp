@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "sim/logged_policy.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 // Runs that merge what they evict: their rows are formed over merged keys and values, and only their outputs
 // are measured.

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // The identities that the metrics rest on, against plain double arithmetic on the trace and the log alone.
 

@@ -6,7 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 namespace hae {
 namespace {

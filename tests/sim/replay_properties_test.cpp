@@ -3,15 +3,17 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
-#include <exception>
 #include <numeric>
 #include <set>
-#include <thread>
 #include <tuple>
 
 #include "reference/policies.hpp"
 #include "sim/logged_policy.hpp"
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
+#include "testing/policy_contract.hpp"
+#include "tests/support/interesting.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // What holds for every policy of the table on every trace, and the theorems that tie policies together.
 
@@ -95,63 +97,18 @@ RC_GTEST_PROP(Replay, LogsAreSortedAndUnique, ()) {
   }
 }
 
-RC_GTEST_PROP(Replay, TheSizeOfABlockChangesNothing, ()) {
-  const MemoryTrace trace = *rc::gen::oneOf(attention_traces(), testing::qkv_traces());
-  const std::string spec = *policy_specs(trace.info);
-  const std::optional<RunResult> whole = possible_run(trace, spec);
-  RC_PRE(whole.has_value());
-  ReplayOptions blocks;
-  blocks.block_rows = *rc::gen::inRange<Index>(1, 9);
-  RC_ASSERT(same_results(run(trace, spec, blocks), *whole));
-}
-
-/// Runs every task on a thread of its own, all at once.
-void on_own_threads(Index count, const std::function<void(Index)>& task) {
-  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(count));
-  {
-    std::vector<std::jthread> threads;
-    for (Index i = 0; i < count; ++i) {
-      threads.emplace_back([&, i] {
-        try {
-          task(i);
-        } catch (...) {
-          thrown[static_cast<std::size_t>(i)] = std::current_exception();
-        }
-      });
+TEST(Replay, KeepsTheContractUnderEveryOption) {
+  testing::check_interesting("the contract", 0.3, [] {
+    testing::TraceBounds bounds;
+    bounds.most_layers = 6;
+    const auto drawn = rc::gen::oneOf(attention_traces(bounds), testing::qkv_traces(bounds));
+    const std::vector<MemoryTrace> traces{*drawn, *drawn};
+    const std::string spec = *policy_specs(traces[0].info);
+    const std::optional<RunResult> result = possible_run(traces[0], spec);
+    RC_PRE(result.has_value() && possible_run(traces[1], spec).has_value());
+    for (const testing::PolicyProperty& property : testing::policy_contract()) {
+      property.check_on([&] { return reference::make_policy(spec); }, traces);
     }
-  }
-  const auto first = std::ranges::find_if(thrown, [](const auto& error) { return error != nullptr; });
-  if (first != thrown.end()) {
-    std::rethrow_exception(*first);
-  }
-}
-
-RC_GTEST_PROP(Replay, TheOrderOfLayersAndTheirThreadsChangeNothing, ()) {
-  testing::TraceBounds bounds;
-  bounds.most_layers = 6;
-  const MemoryTrace trace = *rc::gen::oneOf(attention_traces(bounds), testing::qkv_traces(bounds));
-  const std::string spec = *policy_specs(trace.info);
-  const std::optional<RunResult> in_order = possible_run(trace, spec);
-  RC_PRE(in_order.has_value());
-  ReplayOptions options;
-  options.for_each = on_own_threads;
-  RC_ASSERT(same_results(run(trace, spec, options), *in_order));
-  options.for_each = [](Index count, const std::function<void(Index)>& task) {
-    for (Index i = count; i-- > 0;) {
-      task(i);
-    }
-  };
-  RC_ASSERT(same_results(run(trace, spec, options), *in_order));
-}
-
-TEST(Replay, AStoredLogDrivesTheSameRun) {
-  testing::check_interesting("a stored log", 0.4, [] {
-    const MemoryTrace trace = *rc::gen::oneOf(attention_traces(), testing::qkv_traces());
-    const std::optional<RunResult> result = possible_run(trace, *policy_specs(trace.info));
-    RC_PRE(result.has_value());
-    const auto again = logged_policy({"log", {}, "run.h5", result->lanes, result->log});
-    testing::MemorySequence sequence(trace);
-    RC_ASSERT(same_results(replay(sequence, {again}, {}, "memory").front(), *result));
     return !result->log.entries.empty();
   });
 }
@@ -172,14 +129,6 @@ TEST(Replay, WithoutPromptRowsDecodingIsTheSame) {
     }
     return !result->log.entries.empty();
   });
-}
-
-RC_GTEST_PROP(Replay, RepeatsItself, ()) {
-  const MemoryTrace trace = *attention_traces();
-  const std::string spec = *policy_specs(trace.info);
-  const std::optional<RunResult> first = possible_run(trace, spec);
-  RC_PRE(first.has_value());
-  RC_ASSERT(run(trace, spec).log == first->log);
 }
 
 RC_GTEST_PROP(Replay, ARunIsTheSameAloneAndInCompany, ()) {

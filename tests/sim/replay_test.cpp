@@ -5,7 +5,8 @@
 #include <limits>
 
 #include "reference/policies.hpp"
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
+#include "tests/support/policy_specs.hpp"
 
 // The engine: order of a step, the contract it enforces, what it refuses. Policies are tested in
 // tests/reference.

@@ -8,7 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/support/generators.hpp"
+#include "testing/generators.hpp"
+#include "testing/memory_trace.hpp"
 
 namespace hae {
 namespace {

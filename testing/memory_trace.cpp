@@ -1,9 +1,10 @@
-#include "tests/support/memory_trace.hpp"
+#include "testing/memory_trace.hpp"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
-
-#include "reference/policies.hpp"
+#include <ostream>
 
 namespace hae::testing {
 namespace {
@@ -119,27 +120,10 @@ MemoryTrace attention_trace(const std::vector<std::vector<std::vector<float>>>& 
   return attention_trace(with_heads, 1, prompt, image);
 }
 
-std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
-                                      const ReplayOptions& options) {
-  try {
-    return run(trace, spec, options);
-  } catch (const ConfigError&) {
-    return std::nullopt;
-  }
-}
-
-std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::string>& specs,
-                               const ReplayOptions& options) {
-  std::vector<std::shared_ptr<const Policy>> policies;
-  for (const std::string& spec : specs) {
-    policies.push_back(reference::make_policy(spec));
-  }
+RunResult run(const MemoryTrace& trace, const std::shared_ptr<const Policy>& policy,
+              const ReplayOptions& options) {
   MemorySequence sequence(trace);
-  return replay(sequence, policies, options, "memory");
-}
-
-RunResult run(const MemoryTrace& trace, const std::string& spec, const ReplayOptions& options) {
-  return run_all(trace, {spec}, options).front();
+  return replay(sequence, {policy}, options, "memory").front();
 }
 
 std::string brief(const EvictionLog& log) {
@@ -169,8 +153,9 @@ ModelRows::ModelRows(const MemoryTrace& trace, Index layer, const std::vector<In
           rows_of(trace.values[at(layer)], info.kv_heads, values)};
 }
 
-ClosedLoop::Finished run_closed(const MemoryTrace& trace, const std::string& spec, Index steps) {
-  ClosedLoop loop(trace.info, reference::make_policy(spec), NanRule::error, "model");
+ClosedLoop::Finished run_closed(const MemoryTrace& trace, const std::shared_ptr<const Policy>& policy,
+                                Index steps) {
+  ClosedLoop loop(trace.info, policy, NanRule::error, "model");
   for (Index layer = 0; layer < trace.info.layers; ++layer) {
     std::vector<Index> present;
     for (Index token = 0; token < trace.info.prompt; ++token) {
@@ -223,6 +208,64 @@ std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunRes
     after.push_back(kept);
   }
   return after;
+}
+
+namespace {
+
+/// Rows of numbers, one a line.
+///
+/// what  names row i
+template <typename What>
+void print_rows(std::ostream& out, const std::vector<float>& numbers, Index width, const What& what) {
+  for (Index begin = 0; begin < static_cast<Index>(numbers.size()); begin += width) {
+    out << "\n  " << what(begin / width) << ":";
+    for (Index i = begin; i < begin + width; ++i) {
+      std::array<char, 32> text;
+      const auto end = std::to_chars(text.data(), text.data() + text.size(), numbers[at(i)]).ptr;
+      out << ' ' << std::string_view(text.data(), end);
+    }
+  }
+}
+
+void print_layer(std::ostream& out, const MemoryTrace& trace, Index layer) {
+  const Index tokens = trace.info.tokens;
+  const auto print = [&](const std::vector<std::vector<float>>& layers, Index width,
+                         const std::string& what) {
+    if (!layers.empty()) {
+      print_rows(out, layers[at(layer)], width, [&](Index row) {
+        return what + ", head " + std::to_string(row / tokens) + ", token " + std::to_string(row % tokens);
+      });
+    }
+  };
+  print(trace.attention, tokens, "attention");
+  const Index head_dim = trace.info.head_dim.value_or(1);
+  print(trace.queries, head_dim, "query");
+  print(trace.unrotated_queries, head_dim, "query before rotary embedding");
+  print(trace.keys, head_dim, "key");
+  print(trace.values, head_dim, "value");
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const MemoryTrace& trace) {
+  const SequenceInfo& info = trace.info;
+  out << (info.payload == Payload::qkv ? "qkv" : "attention") << ": " << info.layers << " layers, "
+      << info.query_heads << " query heads, " << info.kv_heads << " KV heads, P " << info.prompt << ", T "
+      << info.tokens << ", scale " << info.scale << ", image";
+  for (const Index image : info.image) {
+    out << ' ' << image;
+  }
+  for (Index layer = 0; layer < info.layers; ++layer) {
+    const MaskRule& mask = info.masks[at(layer)];
+    out << "\nlayer " << layer << ": window " << mask.window
+        << (mask.bidirectional == MaskRule::Bidirectional::none    ? ""
+            : mask.bidirectional == MaskRule::Bidirectional::image ? ", images see themselves"
+                                                                   : ", images see themselves in the window");
+    if (info.tokens <= kShownTokens) {
+      print_layer(out, trace, layer);
+    }
+  }
+  return out;
 }
 
 }  // namespace hae::testing

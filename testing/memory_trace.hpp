@@ -1,7 +1,8 @@
 #pragma once
 
+#include <iosfwd>
 #include <memory>
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,25 +43,19 @@ MemoryTrace attention_trace(const std::vector<std::vector<std::vector<float>>>& 
 MemoryTrace attention_trace(const std::vector<std::vector<std::vector<std::vector<float>>>>& layers,
                             Index kv_heads, Index prompt, const std::vector<Index>& image);
 
-/// Replays one policy spec over a trace.
-RunResult run(const MemoryTrace& trace, const std::string& spec, const ReplayOptions& options = {});
-
-/// The same, or nothing: some drawn protections exceed a small prompt's budget.
-std::optional<RunResult> possible_run(const MemoryTrace& trace, const std::string& spec,
-                                      const ReplayOptions& options = {});
-
-/// Replays several.
-std::vector<RunResult> run_all(const MemoryTrace& trace, const std::vector<std::string>& specs,
-                               const ReplayOptions& options = {});
+/// Replays one policy over a trace.
+RunResult run(const MemoryTrace& trace, const std::shared_ptr<const Policy>& policy,
+              const ReplayOptions& options = {});
 
 /// The log as `step/layer/lane/token`, with `w` for evictions within and `@s` for the step of marking.
 std::string brief(const EvictionLog& log);
 
-/// Runs one policy spec in a closed loop whose model computes what a qkv trace holds, all layers of a step
-/// before the next step.
+/// Runs one policy in a closed loop whose model computes what a qkv trace holds, all layers of a step before
+/// the next step.
 ///
 /// steps  decode steps to make; the loop was told info.steps()
-ClosedLoop::Finished run_closed(const MemoryTrace& trace, const std::string& spec, Index steps);
+ClosedLoop::Finished run_closed(const MemoryTrace& trace, const std::shared_ptr<const Policy>& policy,
+                                Index steps);
 
 /// The trace's rows of the tokens at `positions`: what a layer of a model would give.
 struct ModelRows {
@@ -81,5 +76,12 @@ bool same_results(const RunResult& a, const RunResult& b);
 /// Residents of a lane of a layer after each moment: index 0 is after the prefill, s after step s.
 std::vector<std::vector<Index>> residents(const MemoryTrace& trace, const RunResult& run, Index layer,
                                           Index lane);
+
+/// Tokens up to which a printed trace shows its numbers.
+inline constexpr Index kShownTokens = 6;
+
+/// The shape and, of at most kShownTokens tokens, every number as the shortest text that reads back equal:
+/// what a failing property prints.
+std::ostream& operator<<(std::ostream& out, const MemoryTrace& trace);
 
 }  // namespace hae::testing
