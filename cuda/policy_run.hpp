@@ -55,10 +55,14 @@ struct PolicyRun {
   Eviction eviction = Eviction::never;
 
   /// What a lane of a layer promises, given the residents it holds when the layer's pruning is over: budget
-  /// and bin, what is protected. A budget above the layer's sliding window is capped there by the replay.
+  /// and bin, what is protected.
   ///
   /// throws  ConfigError when it cannot be kept
   std::function<Limits(Index residents)> limits;
+
+  /// What a lane with a budget holds instead where the layer has a sliding window: the sinks and the newest
+  /// tokens; none where the budget does not exceed that.
+  std::function<std::optional<Limits>(const Limits& promised, Index window)> capped;
 };
 
 }  // namespace hae::device

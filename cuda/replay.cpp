@@ -178,25 +178,15 @@ class Replay {
                             std::to_string(limits.sinks + limits.recent) + " exceeds the budget of " +
                             std::to_string(*limits.budget) + " tokens; raise the budget or protect fewer");
         }
-        runs_[j].is_capped.push_back(cap_at_window(limits, info.masks[at(layer)].window));
+        const Index window = info.masks[at(layer)].window;
+        const auto capped = limits.budget && window > 0 ? jobs_[j].run.capped(limits, window) : std::nullopt;
+        limits = capped.value_or(limits);
+        runs_[j].is_capped.push_back(capped.has_value());
         for (Index lane = 0; lane < lane_count(info, jobs_[j].run.lanes); ++lane) {
           runs_[j].limits.push_back(limits);
         }
       }
     }
-  }
-
-  /// Caps a budget that exceeds the layer's sliding window W: the lane then holds the sinks and the newest W
-  /// tokens, or W - 1 beside sinks. Returns whether it does.
-  static bool cap_at_window(Limits& limits, Index window) {
-    const Index recent = window - std::min<Index>(limits.sinks, 1);
-    if (!limits.budget || window == 0 || *limits.budget <= limits.sinks + recent) {
-      return false;
-    }
-    const Index held = limits.sinks + recent;
-    limits = {
-        .sinks = limits.sinks, .recent = recent, .budget = held, .capacity = held, .grows = limits.grows};
-    return true;
   }
 
   /// What a policy does in a layer whose budget is capped: the oldest go, whatever it would choose.

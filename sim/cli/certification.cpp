@@ -213,8 +213,8 @@ Index age_for_printed_theorem(const Decay& decay, double epsilon, Index ages) {
 }
 
 /// R1 to R3 and T2.1 against the envelope of everything, so that their premise is met.
-void judge_decay(const ForegoneAttention& all, const CertificateQuestion& question, Findings& findings) {
-  const std::optional<Decay> decay = analysis::decay_envelope(all.largest);
+void judge_decay(const std::optional<Decay>& decay, const ForegoneAttention& all,
+                 const CertificateQuestion& question, Findings& findings) {
   if (!decay) {
     const Finding nothing{.unmet = all.evictions == 0 ? "nothing was evicted"
                                                       : "no evicted token would have received attention"};
@@ -236,10 +236,10 @@ std::string not_looked_at(std::string_view id, const Certified& certified) {
     if (!certified.pruning) {
       return "the policy does not prune";
     }
-    if (is_mass != (certified.pruning->rule == Pruning::Rule::mass)) {
+    if (is_mass != (certified.pruning->is_by_mass())) {
       return is_mass ? "the policy prunes by thresholds" : "the policy prunes by mass";
     }
-    return id == "MASS.optimal" && !certified.pruning->mass_alone
+    return id == "MASS.optimal" && !certified.pruning->is_mass_alone()
                ? "scope=image, alpha or max_evicted spare more tokens"
                : "no sequence has a picture that prompt text sees";
   }
@@ -292,8 +292,8 @@ Json largest(const std::map<Index, double>& by_tokens) {
   return by_tokens.empty() ? Json(nullptr) : Json(most);
 }
 
-Json safe_json(const std::vector<Evidence>& evidence, const ForegoneAttention& all,
-               const CertificateQuestion& question) {
+Json safe_json(const std::vector<Evidence>& evidence, const std::optional<Decay>& decay,
+               const ForegoneAttention& all, const CertificateQuestion& question) {
   Json json;
   Index bin = 0;
   std::optional<PruningLoss> pruning;
@@ -308,7 +308,7 @@ Json safe_json(const std::vector<Evidence>& evidence, const ForegoneAttention& a
   json["k"] = nullptr;
   json["wait"] = nullptr;
   json["bin"] = nullptr;
-  if (const std::optional<Decay> decay = analysis::decay_envelope(all.largest)) {
+  if (decay) {
     const Index flushed = std::max<Index>(1, bin);
     const std::optional<Index> wait = analysis::least_wait(*decay, flushed, question.epsilon);
     json["k"] = {
@@ -372,7 +372,8 @@ Json certification(const std::vector<SequenceSource>& sources, const PolicySourc
     add(findings, sequence.findings);
   }
   const ForegoneAttention foregone = over_layers(by_layer(all));
-  judge_decay(foregone, question, findings);
+  const std::optional<Decay> decay = analysis::decay_envelope(foregone.largest);
+  judge_decay(decay, foregone, question, findings);
 
   Json result;
   result["schema"] = kCertificateSchema;
@@ -383,7 +384,7 @@ Json certification(const std::vector<SequenceSource>& sources, const PolicySourc
   result["claims"] = claims_json(findings, certified);
   result["own_scores"] = observed_json(evidence);
   result["decay"] = envelopes_json(evidence);
-  result["safe"] = safe_json(evidence, foregone, question);
+  result["safe"] = safe_json(evidence, decay, foregone, question);
   return result;
 }
 

@@ -1,74 +1,50 @@
 #include "sim/cli/companions.hpp"
 
-#include <algorithm>
-#include <map>
-#include <set>
 #include <string>
 
 #include "reference/policies.hpp"
+#include "reference/shared_options.hpp"
+#include "sim/cli/policy_settings.hpp"
 
 namespace hae::cli {
 namespace {
 
-/// Options by name; `-` where they have no meaning.
-using Settings = std::map<std::string, std::string>;
+using reference::PruningOptions;
 
-Settings settings_of(const Policy& policy) {
-  const auto options = policy.options();
-  Settings settings(options.begin(), options.end());
-  if (const auto alpha = settings.find("alpha"); alpha != settings.end() && alpha->second == "none") {
-    alpha->second = "-";  // what dap=mass has instead of a default
-  }
-  return settings;
-}
-
+/// The value of an option; empty where the policy has no such option, or it has no meaning.
 std::string setting(const Settings& settings, const std::string& key) {
   const auto found = settings.find(key);
-  return found == settings.end() ? "-" : found->second;
+  return found == settings.end() ? "" : found->second;
 }
 
-double number(const Settings& settings, const std::string& key) {
-  const std::string text = setting(settings, key);
-  return text == "-" ? 0.0 : std::stod(text);
-}
-
-/// A policy of the table with those of the settings that it knows.
-///
-/// without  keys that are left at their defaults
-std::shared_ptr<const Policy> policy_with(const std::string& name, const Settings& settings,
-                                          const std::set<std::string>& without = {}) {
-  const auto info = std::ranges::find(reference::policies(), name, &reference::PolicyInfo::name);
-  std::string spec = name;
-  for (const reference::OptionInfo& option : info->options) {
-    const std::string value = setting(settings, std::string(option.key));
-    if (value != "-" && !without.contains(std::string(option.key))) {
-      spec += (spec == name ? ":" : ",") + std::string(option.key) + "=" + value;
-    }
-  }
-  return reference::make_policy(spec);
+std::shared_ptr<const Policy> policy_with(std::string_view name, const Settings& settings) {
+  return reference::make_policy(options_with(name, settings).canonical());
 }
 
 }  // namespace
 
+bool Pruning::is_mass_alone() const {
+  return is_by_mass() && options.scope == PruningOptions::Scope::sequence && !options.max_evicted &&
+         !options.alpha;
+}
+
+analysis::PruningView Pruning::view() const {
+  return {options.heads, options.broadcast == PruningOptions::Broadcast::none};
+}
+
 std::optional<Pruning> pruning_of(const Policy& policy) {
   Settings settings = settings_of(policy);
   const std::string rule = setting(settings, "dap");
-  if (rule == "-" || rule == "none") {
+  if (rule.empty() || rule == "none") {
     return std::nullopt;
   }
   settings["ddes"] = "none";
-  const bool is_mass = rule == "mass";
-  const bool is_plain = setting(settings, "scope") == "sequence" &&
-                        setting(settings, "max_evicted") == "none" && setting(settings, "alpha") == "-";
-  return Pruning{.rule = is_mass ? Pruning::Rule::mass : Pruning::Rule::threshold,
-                 .thresholds = {number(settings, "r"), number(settings, "alpha")},
-                 .eps = number(settings, "eps"),
-                 .view = {setting(settings, "heads") == "max" ? HeadReduction::max : HeadReduction::mean,
-                          setting(settings, "broadcast") == "none"},
-                 .sinks = static_cast<Index>(number(settings, "sinks")),
-                 .mass_alone = is_mass && is_plain,
-                 .policy = policy_with("hae", settings,
-                                       {"budget", "bin", "recent", "lane", "group", "score", "scores"})};
+  for (const char* of_decoding : {"budget", "bin", "recent", "lane", "group", "score", "scores"}) {
+    settings.erase(of_decoding);
+  }
+  reference::Options options = options_with("hae", settings);
+  const Index sinks = options.count("sinks", 0);
+  return Pruning{*reference::parse_pruning(options), sinks, policy_with("hae", settings)};
 }
 
 std::shared_ptr<const Policy> BinAgainstGreedy::greedy_with(Index budget) const {

@@ -4,19 +4,23 @@
 #include <optional>
 
 #include "analysis/claims/pruning_loss.hpp"
+#include "reference/dual_attention_pruning.hpp"
 #include "sim/policy.hpp"
 
 namespace hae::cli {
 
 /// DAP as a policy's options ask for it.
 struct Pruning {
-  enum class Rule { threshold, mass } rule = Rule::threshold;
-  analysis::PruningThresholds thresholds;
-  double eps = 0;
-  analysis::PruningView view;
+  reference::PruningOptions options;
   Index sinks = 0;
-  bool mass_alone = false;               ///< dap=mass with scope=sequence, no alpha and no max_evicted
   std::shared_ptr<const Policy> policy;  ///< that prunes so, and does nothing else
+
+  [[nodiscard]] bool is_by_mass() const { return options.rule == reference::PruningOptions::Rule::mass; }
+
+  /// Whether nothing but sinks spares a token from dap=mass.
+  [[nodiscard]] bool is_mass_alone() const;
+
+  [[nodiscard]] analysis::PruningView view() const;
 };
 
 /// The pruning of a policy's prefill; none where it has none.

@@ -4,11 +4,11 @@
 #include <array>
 
 #include "reference/greedy.hpp"
-#include "reference/policies.hpp"
 #include "reference/recycle_bin.hpp"
 #include "reference/shared_options.hpp"
 #include "reference/sliding_window.hpp"
 #include "reference/snapkv_scores.hpp"
+#include "sim/cli/policy_settings.hpp"
 #include "sim/logged_policy.hpp"
 
 namespace hae::cli {
@@ -19,25 +19,6 @@ using device::PolicyRun;
 using device::Ranking;
 using reference::Amount;
 using reference::Options;
-
-/// What a policy of the table would be parsed from again: its options as resolved, less those that another
-/// one makes meaningless.
-Options resolved_options(const Policy& policy) {
-  const std::string canonical = policy.spec();
-  const std::string_view name = Options::name_of(canonical);
-  const auto table = reference::policies();
-  const auto info = std::ranges::find(table, name, &reference::PolicyInfo::name);
-  HAE_EXPECTS(info != table.end());
-  std::string spec(name);
-  for (const auto& [key, value] : policy.options()) {
-    const bool is_absent =
-        value == "-" || (key == "alpha" && value == "none");  // else it would count as given
-    if (!is_absent) {
-      spec += (spec.size() == name.size() ? ":" : ",") + key + "=" + value;
-    }
-  }
-  return {spec, info->options};
-}
 
 std::optional<device::Pruning> device_pruning(Options& options, Index sinks) {
   using reference::PruningOptions;
@@ -213,7 +194,10 @@ PolicyRun device_policy(const Policy& policy) {
     throw ConfigError("policy '" + spec + "' does not run on a device; those that do are " + names +
                       "; use --backend reference");
   }
-  PolicyRun found = entry->make(resolved_options(policy));
+  PolicyRun found = entry->make(options_with(entry->name, settings_of(policy)));
+  found.capped = [](const Limits& promised, Index window) {
+    return reference::capped_at_window(promised, *promised.budget, 1, window);
+  };
   found.spec = spec;
   return found;
 }

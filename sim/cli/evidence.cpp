@@ -28,19 +28,20 @@ std::optional<PruningLoss> judge_pruning(Sequence& sequence, const Pruning& prun
                                          const std::string& where, Findings& findings) {
   std::optional<PruningLoss> most;
   for (const analysis::DecidingLayer& layer :
-       analysis::deciding_layers(sequence, run.log, pruning.view, options, where)) {
+       analysis::deciding_layers(sequence, run.log, pruning.view(), options, where)) {
     if (layer.candidates.empty()) {
       continue;
     }
-    if (pruning.rule == Pruning::Rule::threshold) {
+    if (!pruning.is_by_mass()) {
+      const analysis::PruningThresholds thresholds{pruning.options.r, *pruning.options.alpha};
       const Index pruned = std::max<Index>(1, layer.evicted_count());
-      note(findings, "DAP.columns", analysis::pruned_columns(layer, pruning.thresholds));
-      note(findings, "DAP.rows", analysis::pruned_rows(layer, pruning.thresholds));
-      note(findings, "DAP.share", analysis::pruned_share(layer, pruning.thresholds, epsilon, pruned));
+      note(findings, "DAP.columns", analysis::pruned_columns(layer, thresholds));
+      note(findings, "DAP.rows", analysis::pruned_rows(layer, thresholds));
+      note(findings, "DAP.share", analysis::pruned_share(layer, thresholds, epsilon, pruned));
     } else {
-      note(findings, "MASS.guarantee", analysis::mass_guarantee(layer, pruning.eps));
-      if (pruning.mass_alone) {
-        note(findings, "MASS.optimal", analysis::mass_optimal(layer, pruning.eps, pruning.sinks));
+      note(findings, "MASS.guarantee", analysis::mass_guarantee(layer, pruning.options.eps));
+      if (pruning.is_mass_alone()) {
+        note(findings, "MASS.optimal", analysis::mass_optimal(layer, pruning.options.eps, pruning.sinks));
       }
     }
     const double total = layer.total();
