@@ -135,6 +135,10 @@ std::vector<Case> cases() {
   add({.lanes = 2, .group = 2, .rows = 3, .slots = 65, .largest = true, .values = Values::nan}, "nan");
   add({.items = 0, .rows = 2, .slots = 33}, "empty-batch");
   add({.items = 65537, .slots = 2}, "65537-items");
+  for (const Type type : {Type::float32, Type::float16}) {
+    add({.type = type, .items = 2, .lanes = 2, .group = 2, .rows = 3, .slots = 33, .layout = {.far = true}},
+        "far");
+  }
   return all;
 }
 

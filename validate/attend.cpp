@@ -220,6 +220,11 @@ std::vector<Case> cases() {
   }
   add({.items = 0, .slots = 33}, "empty-batch");
   add({.items = 65537, .slots = 2, .head_dim = 1}, "65537-items");
+  for (const Type type : {Type::float32, Type::float16}) {
+    add({.type = type, .items = 2, .lanes = 2, .group = 2, .slots = 33, .layout = {.far = true}}, "far");
+    add({.type = type, .items = 2, .lanes = 2, .slots = 33, .layout = {.page_size = 16, .far = true}},
+        "far-paged");
+  }
   return all;
 }
 

@@ -126,6 +126,10 @@ std::vector<Case> cases() {
   }
   add({.lanes = 0, .slots = 33}, "empty-batch");
   add({.lanes = 65537, .slots = 2, .head_dim = 1}, "65537-lanes");
+  for (const bool in_place : {false, true}) {
+    add({.type = Type::float16, .lanes = 2, .slots = 33, .layout = {.in_place = in_place, .far = true}},
+        "far");
+  }
   return all;
 }
 

@@ -81,6 +81,9 @@ std::string by_kind(const std::vector<const Outcome*>& failed) {
     return "equal calls differ: a race, sums whose order changes, or a buffer with what an earlier call left "
            "in it";
   }
+  if (any(Finding::Kind::streams)) {
+    return "calls in two streams disturb each other: work space or state that is not the call's own";
+  }
   const Index by_history = count(failed, [](const Outcome& outcome) {
     return std::ranges::all_of(outcome.findings,
                                [](const Finding& finding) { return finding.kind == Finding::Kind::history; });
@@ -197,7 +200,8 @@ std::string diagnose(const hae_kernels& kernels, const std::vector<Outcome>& out
   const Operation& operation = operation_of(failed.front()->problem.operation);
   const Format stated = format_of(static_cast<Type>(kernels.accumulation));
   const Arithmetic arithmetic(stated);
-  std::string fault = by_kind(failed);
+  const Index far = count(failed, [](const Outcome& outcome) { return outcome.problem.layout.far; });
+  std::string fault = far == std::ssize(failed) ? "offsets are computed in 32 bits" : by_kind(failed);
   if (fault.empty()) {
     fault = by_damage(failed);
   }
@@ -214,6 +218,9 @@ std::string diagnose(const hae_kernels& kernels, const std::vector<Outcome>& out
   }
   if (fault.empty() && any(Finding::Kind::unwritten)) {
     fault = "elements of an output are not written";
+    if (kernels.memory.allocate != nullptr) {
+      fault += ", or not in the stream of the call";
+    }
   }
   if (fault.empty()) {
     fault = by_precision(operation, failed, stated);

@@ -154,7 +154,7 @@ enum {
 };
 
 /* Memory of a device, when arrays have to lie there; all null: arrays lie in the process's own memory. Functions that
- * return int32_t return 0 when they succeed. Copies may be asynchronous in the stream. */
+ * return int32_t return 0 when they succeed. Copies may be asynchronous in the stream: synchronize follows each. */
 typedef struct hae_memory {
   void* (*allocate)(int64_t bytes); /* aligned to 256; null: there is no more */
   void (*release)(void* memory);
@@ -163,7 +163,8 @@ typedef struct hae_memory {
   int32_t (*synchronize)(void* stream);
   int32_t device_type;
   int32_t device;
-  void* stream;
+  void* stream;       /* of calls and copies */
+  void* other_stream; /* null: calls in two streams at once are not tried */
 } hae_memory;
 
 typedef struct hae_kernels {

@@ -87,8 +87,10 @@ const char* name_of(Finding::Kind kind) {
       return "unstable";
     case Finding::Kind::residue:
       return "residue";
-    default:
+    case Finding::Kind::history:
       return "history";
+    default:
+      return "streams";
   }
 }
 

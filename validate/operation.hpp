@@ -26,6 +26,7 @@ struct Finding {
     unstable,   ///< equal calls, other bytes
     residue,    ///< other bytes when outputs or work space held something else before
     history,    ///< other bytes after a call with other numbers
+    streams,    ///< other bytes while a call in another stream is on its way
   } kind = Kind::value;
   std::string array;  ///< as in kernels.h
   std::string place;  ///< of the worst element: `[0, 3, 17]`

@@ -1,5 +1,7 @@
 #include "validate/placement.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +14,8 @@ namespace hae::validate {
 namespace {
 
 constexpr Index kAlignment = 256;
-constexpr Index kGuard = 512;  ///< bytes on either side
+constexpr Index kGuard = 512;  ///< bytes on either side of a piece
+constexpr Index kFar = Index{1} << 31;
 
 /// Guards and gaps: a NaN in every floating-point type, so that reading them shows.
 constexpr auto kForeign = std::byte{0xFF};
@@ -31,7 +34,7 @@ std::vector<Index> merged_shape(const Problem& problem, const Tensor& tensor) {
   return shape;
 }
 
-/// Strides of the axes in an order of memory, outermost first; `pad` elements more than an axis needs.
+/// Strides of the axes in an order of memory, outermost first.
 std::vector<Index> strides_of(const std::vector<Index>& extents, Layout::Order order) {
   const std::size_t rank = extents.size();
   std::vector<std::size_t> outermost_first;
@@ -60,9 +63,29 @@ Index span_of(const std::vector<Index>& extents, const std::vector<Index>& strid
   return last + 1;
 }
 
-PlacedArray::Shape plain(const std::vector<Index>& extents, Layout::Order order) {
-  PlacedArray::Shape shape{extents, strides_of(extents, order), {}, 0};
-  shape.span = span_of(extents, shape.strides);
+/// Spreads the outermost axis, so that its last index lies beyond 2^31 elements. Arrays with one index stay.
+///
+/// last  index of the outermost axis that a kernel goes to
+void spread(PlacedArray::Shape& shape, Index last) {
+  if (last < 1) {
+    return;
+  }
+  const Index inner = span_of({shape.extents.begin() + 1, shape.extents.end()},
+                              {shape.strides.begin() + 1, shape.strides.end()});
+  constexpr Index kLine = 64;  // pieces are aligned as the first is
+  shape.strides[0] = (kFar / last / kLine + 1) * kLine;
+  shape.pieces.clear();
+  for (Index i = 0; i < shape.extents[0]; ++i) {
+    shape.pieces.push_back({i * shape.strides[0], inner});
+  }
+}
+
+PlacedArray::Shape plain(const std::vector<Index>& extents, const Layout& layout, bool far) {
+  PlacedArray::Shape shape{extents, strides_of(extents, layout.order), {}, {}};
+  shape.pieces = {{0, span_of(extents, shape.strides)}};
+  if (far) {
+    spread(shape, extents[0] - 1);
+  }
   Index count = 1;
   for (const Index extent : extents) {
     count *= extent;
@@ -77,6 +100,16 @@ PlacedArray::Shape plain(const std::vector<Index>& extents, Layout::Order order)
     shape.offsets.push_back(offset);
   }
   return shape;
+}
+
+/// Of a problem whose arrays reach far: the numbers with most axes.
+bool is_far(const Problem& problem, const Tensor& tensor) {
+  const auto rank = [&](const Tensor& other) {
+    return is_float(other.type) ? merged_shape(problem, other).size() : 0;
+  };
+  const auto of_less_rank = [&](const Tensor& other) { return rank(other) <= rank(tensor); };
+  return problem.layout.far && is_float(tensor.type) && std::ranges::all_of(problem.inputs, of_less_rank) &&
+         std::ranges::all_of(problem.outputs, of_less_rank);
 }
 
 Index blocks_of(const Problem& problem) {
@@ -103,7 +136,10 @@ PlacedArray::Shape paged(const Problem& problem) {
   const bool is_padded = problem.layout.order == Layout::Order::padded;
   shape.strides = {span_of({shape.extents.begin() + 1, shape.extents.end()}, inner) + (is_padded ? 3 : 0)};
   shape.strides.insert(shape.strides.end(), inner.begin(), inner.end());
-  shape.span = span_of(shape.extents, shape.strides);
+  shape.pieces = {{0, span_of(shape.extents, shape.strides)}};
+  if (problem.layout.far) {
+    spread(shape, std::ssize(pages) - 1);
+  }
   for (Index item = 0; item < problem.extent(Axis::items); ++item) {
     for (Index lane = 0; lane < shape.extents[1]; ++lane) {
       for (Index slot = 0; slot < problem.extent(Axis::slots); ++slot) {
@@ -131,10 +167,23 @@ std::shared_ptr<void> Memory::allocate(Index bytes) const {
   const Index rounded_up = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* memory = is_host() ? std::aligned_alloc(kAlignment, at(rounded_up)) : device_.allocate(rounded_up);
   if (memory == nullptr) {
-    throw DeviceError("no memory for an array of " + std::to_string(bytes) +
-                      " bytes; free some and try again");
+    throw NoMemory((is_host() ? "no memory" : "the library's memory.allocate gave nothing") +
+                   std::string(" for an array of ") + std::to_string(bytes) + " bytes; free some and try again");
   }
   return {memory, is_host() ? std::free : device_.release};
+}
+
+std::shared_ptr<void> Memory::allocate_sparse(Index bytes) const {
+  if (!is_host()) {
+    return allocate(bytes);
+  }
+  void* memory =
+      mmap(nullptr, at(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw NoMemory("no addresses for an array of " + std::to_string(bytes) +
+                   " bytes; allow overcommitted memory");
+  }
+  return {memory, [bytes](void* mapped) { munmap(mapped, at(bytes)); }};
 }
 
 void Memory::copy_in(void* device, const void* host, Index bytes) const {
@@ -142,6 +191,7 @@ void Memory::copy_in(void* device, const void* host, Index bytes) const {
     std::memcpy(device, host, at(bytes));
   } else {
     expect_done(device_.copy_in(device, host, bytes, device_.stream), "copy_in");
+    synchronize(Stream::own);
   }
 }
 
@@ -150,20 +200,21 @@ void Memory::copy_out(void* host, const void* device, Index bytes) const {
     std::memcpy(host, device, at(bytes));
   } else {
     expect_done(device_.copy_out(host, device, bytes, device_.stream), "copy_out");
+    synchronize(Stream::own);
   }
 }
 
-void Memory::synchronize() const {
+void Memory::synchronize(Stream stream) const {
   if (!is_host() && device_.synchronize != nullptr) {
-    expect_done(device_.synchronize(device_.stream), "synchronize");
+    expect_done(device_.synchronize(handle(stream)), "synchronize");
   }
 }
 
-hae_context Memory::context() const {
+hae_context Memory::context(Stream stream) const {
   hae_context context{};
   context.device_type = is_host() ? 1 : device_.device_type;
   context.device = device_.device;
-  context.stream = device_.stream;
+  context.stream = handle(stream);
   return context;
 }
 
@@ -172,10 +223,32 @@ PlacedArray::PlacedArray(Type type, Shape shape, bool misaligned, bool writable,
       shape_(std::move(shape)),
       writable_(writable),
       memory_(memory),
-      start_(kGuard + (misaligned ? bytes_of(type) : 0)),
-      before_(at(start_ + shape_.span * bytes_of(type) + kGuard)) {
-  block_ = memory_.allocate(std::ssize(before_));
-  array_.data = static_cast<std::byte*>(block_.get()) + start_;
+      lead_(kGuard + (misaligned ? bytes_of(type) : 0)),
+      begins_{0} {
+  const Index size = bytes_of(type_);
+  for (const Piece& piece : shape_.pieces) {
+    begins_.push_back(begins_.back() + lead_ + piece.span * size + kGuard);
+  }
+  before_.resize(at(begins_.back()));
+  std::size_t piece = 0;
+  for (const Index offset : shape_.offsets) {
+    while (offset < shape_.pieces[piece].offset) {
+      --piece;
+    }
+    while (offset >= shape_.pieces[piece].offset + shape_.pieces[piece].span) {
+      ++piece;
+    }
+    places_.push_back(begins_[piece] + lead_ + (offset - shape_.pieces[piece].offset) * size);
+  }
+  if (shape_.pieces.size() == 1) {
+    block_ = memory_.allocate(begins_.back());
+  } else {
+    // An offset that lost its upper bits, and so is negative, is within the block too: it is no crash.
+    origin_ = kFar * size;
+    const Piece& last = shape_.pieces.back();
+    block_ = memory_.allocate_sparse(origin_ + lead_ + (last.offset + last.span) * size + kGuard);
+  }
+  array_.data = address(0) + lead_;
   array_.dtype = static_cast<std::int32_t>(type);
   array_.rank = static_cast<std::int32_t>(shape_.extents.size());
   HAE_EXPECTS(array_.rank <= HAE_MAX_RANK);
@@ -183,31 +256,39 @@ PlacedArray::PlacedArray(Type type, Shape shape, bool misaligned, bool writable,
   std::ranges::copy(shape_.strides, array_.strides);
 }
 
+std::byte* PlacedArray::address(std::size_t piece) const {
+  return static_cast<std::byte*>(block_.get()) + origin_ + shape_.pieces[piece].offset * bytes_of(type_);
+}
+
 void PlacedArray::fill(const std::vector<double>* values, unsigned char poison) {
   std::ranges::fill(before_, kForeign);
-  for (Index i = 0; i < std::ssize(shape_.offsets); ++i) {
-    std::byte* element = before_.data() + byte_of(shape_.offsets[at(i)]);
+  for (Index i = 0; i < std::ssize(places_); ++i) {
+    std::byte* element = before_.data() + places_[at(i)];
     if (values != nullptr) {
       store(type_, (*values)[at(i)], element);
     } else {
       std::fill_n(element, bytes_of(type_), std::byte{poison});
     }
   }
-  memory_.copy_in(block_.get(), before_.data(), std::ssize(before_));
+  for (std::size_t piece = 0; piece < shape_.pieces.size(); ++piece) {
+    memory_.copy_in(address(piece), before_.data() + begins_[piece], bytes(piece));
+  }
 }
 
 void PlacedArray::fetch() {
   after_.resize(before_.size());
-  memory_.copy_out(after_.data(), block_.get(), std::ssize(after_));
+  for (std::size_t piece = 0; piece < shape_.pieces.size(); ++piece) {
+    memory_.copy_out(after_.data() + begins_[piece], address(piece), bytes(piece));
+  }
 }
 
 const std::byte* PlacedArray::element(Index index) const {
-  return after_.data() + byte_of(shape_.offsets[at(index)]);
+  return after_.data() + places_[at(index)];
 }
 
 std::vector<double> PlacedArray::values() const {
   std::vector<double> values;
-  for (Index i = 0; i < std::ssize(shape_.offsets); ++i) {
+  for (Index i = 0; i < std::ssize(places_); ++i) {
     values.push_back(load(type_, element(i)));
   }
   return values;
@@ -219,25 +300,28 @@ std::string PlacedArray::damage() const {
   }
   std::vector<std::byte> allowed = after_;
   if (writable_) {  // what an output's elements hold is for the verdict on values
-    for (const Index offset : shape_.offsets) {
-      std::copy_n(before_.data() + byte_of(offset), bytes_of(type_), allowed.data() + byte_of(offset));
+    for (const Index place : places_) {
+      std::copy_n(before_.data() + place, bytes_of(type_), allowed.data() + place);
     }
   }
   const auto [first, other] = std::ranges::mismatch(allowed, before_);
   if (first == allowed.end()) {
     return "";
   }
-  const Index byte = first - allowed.begin() - start_;
+  const Index byte_of_all = first - allowed.begin();
+  const auto number = std::ranges::upper_bound(begins_, byte_of_all) - begins_.begin() - 1;
+  const Piece& piece = shape_.pieces[at(number)];
+  const Index byte = byte_of_all - begins_[at(number)] - lead_;  // of the piece
   const Index size = bytes_of(type_);
-  if (byte < 0) {
+  if (byte < 0 && number == 0) {
     return "written " + std::to_string(-byte) + " bytes before its first element";
   }
-  if (byte >= shape_.span * size) {
-    return "written " + std::to_string(byte / size - shape_.span + 1) + " elements beyond its last one";
+  if (byte >= piece.span * size && at(number) + 1 == shape_.pieces.size()) {
+    return "written " + std::to_string(byte / size - piece.span + 1) + " elements beyond its last one";
   }
   return (writable_ ? "written between its elements, at element offset "
                     : "an input, written at element offset ") +
-         std::to_string(byte / size);
+         std::to_string(piece.offset + byte / size);
 }
 
 Placement::Placement(const Problem& problem, const Memory& memory) {
@@ -265,7 +349,8 @@ Placement::Placement(const Problem& problem, const Memory& memory) {
 void Placement::place(const Problem& problem, const Tensor& tensor, bool writable, const Memory& memory) {
   const bool in_pages = problem.layout.page_size > 0 && (tensor.name == "keys" || tensor.name == "values");
   PlacedArray::Shape shape =
-      in_pages ? paged(problem) : plain(merged_shape(problem, tensor), problem.layout.order);
+      in_pages ? paged(problem)
+               : plain(merged_shape(problem, tensor), problem.layout, is_far(problem, tensor));
   placed_[tensor.name] = std::make_shared<PlacedArray>(tensor.type, std::move(shape),
                                                        problem.layout.misaligned, writable, memory);
 }
@@ -274,7 +359,7 @@ void Placement::place_block_table(const Problem& problem, const Memory& memory) 
   const std::vector<Index> pages = pages_of(problem);
   contents_["block_table"].assign(pages.begin(), pages.end());
   placed_["block_table"] = std::make_shared<PlacedArray>(
-      Type::int32, plain({problem.extent(Axis::items), blocks_of(problem)}, problem.layout.order),
+      Type::int32, plain({problem.extent(Axis::items), blocks_of(problem)}, problem.layout, false),
       problem.layout.misaligned, false, memory);
 }
 

@@ -169,6 +169,9 @@ std::set<std::string> features(const Problem& problem) {
   if (problem.layout.page_size > 0) {
     found.insert("paged");
   }
+  if (problem.layout.far) {
+    found.insert("offsets beyond 2^31");
+  }
   return found;
 }
 
@@ -187,6 +190,7 @@ std::string describe(const Problem& problem) {
                                                        : "";
   text += layout.misaligned ? ", misaligned" : "";
   text += layout.in_place ? ", in place" : "";
+  text += layout.far ? ", offsets beyond 2^31" : "";
   return text;
 }
 

@@ -46,6 +46,8 @@ struct Layout {
   bool misaligned = false;  ///< aligned to one element only
   bool in_place = false;    ///< compact: outputs are their inputs
   Index page_size = 0;      ///< attend: keys and values in pages of so many slots; 0: not paged
+  /// The largest arrays reach beyond 2^31 elements: few elements, their outermost axis spread out.
+  bool far = false;
 };
 
 /// One call of one operation: everything but addresses.

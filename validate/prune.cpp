@@ -79,6 +79,7 @@ std::vector<Case> cases() {
   add({.slots = 65, .r = 0}, "none-goes");
   add({.items = 0, .slots = 33}, "empty-batch");
   add({.items = 65537, .slots = 1}, "65537-items");
+  add({.items = 2, .slots = 65, .r = 0x1p-6, .layout = {.far = true}}, "far");
   return all;
 }
 

@@ -152,6 +152,7 @@ std::vector<Case> cases() {
   add({.values = Values::ties, .slots = 33, .most = 0}, "none");
   add({.lanes = 0, .slots = 33, .most = 3}, "empty-batch");
   add({.values = Values::ties, .lanes = 65537, .slots = 2}, "65537-lanes");
+  add({.values = Values::distinct, .lanes = 2, .slots = 65, .most = 9, .layout = {.far = true}}, "far");
   return all;
 }
 

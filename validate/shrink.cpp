@@ -76,6 +76,7 @@ class Shrinker {
       return std::exchange(layout.order, Layout::Order::dense) != Layout::Order::dense;
     });
     with([](Layout& layout) { return std::exchange(layout.misaligned, false); });
+    with([](Layout& layout) { return std::exchange(layout.far, false); });
   }
 
   /// Optional arguments. An operation has at least one output, and its kernel says what it cannot be without.

@@ -113,6 +113,7 @@ std::vector<OperationReport> validate(const hae_kernels& kernels, const Options&
       Outcome outcome = run_case(kernels, one, problem);
       report.passed += outcome.status == Outcome::Status::passed;
       report.unsupported += outcome.status == Outcome::Status::unsupported;
+      report.left_out += outcome.status == Outcome::Status::left_out;
       report.failed += outcome.status == Outcome::Status::failed;
       report.outcomes.push_back(std::move(outcome));
     }

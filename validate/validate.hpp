@@ -12,7 +12,12 @@ namespace hae::validate {
 
 /// What became of one problem.
 struct Outcome {
-  enum class Status { passed, failed, unsupported } status = Status::passed;
+  enum class Status {
+    passed,
+    failed,
+    unsupported,  ///< the kernel says so
+    left_out,     ///< arrays beyond 2^31 elements, and no memory for them
+  } status = Status::passed;
   std::string name;  ///< of the case
   std::set<std::string> features;
   Problem problem;                ///< of failed ones
@@ -29,6 +34,7 @@ void check(const hae_kernels& kernels);
 ///   1  outputs and work space full of NaN: every element written, every verdict
 ///   2  the same: equal bytes?
 ///   3  outputs full of something else: equal bytes?
+///      and twice beside a call with other numbers in another stream, where the table has one: equal bytes?
 ///   4  other numbers in the same shape, which leave their traces in whatever the kernel keeps
 ///   5  as the first, work space as the fourth call left it: equal bytes?
 ///
@@ -61,6 +67,7 @@ struct OperationReport {
   bool offered = false;
   Index passed = 0;
   Index unsupported = 0;
+  Index left_out = 0;
   Index failed = 0;
   std::vector<Outcome> outcomes;    ///< of all cases
   std::string fault;                ///< a guess; empty when nothing failed

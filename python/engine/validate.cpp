@@ -31,7 +31,8 @@ Json json_of(const validate::OperationReport& report) {
     }
   }
   Json json{{"operation", report.operation},     {"passed", report.passed}, {"failed", report.failed},
-            {"unsupported", report.unsupported}, {"fault", report.fault},   {"failures", failures}};
+            {"unsupported", report.unsupported}, {"fault", report.fault},   {"failures", failures},
+            {"left_out", report.left_out}};
   if (report.smallest) {
     json["smallest"] = json_of(*report.smallest);
     json["smallest"]["problem"] = validate::describe(report.smallest->problem);
@@ -72,6 +73,10 @@ void bind_validate(nb::module_& m) {
   m.def("validate_table", &validate_table, nb::arg("table"), nb::arg("operation"), nb::arg("case"),
         nb::arg("outputs"), nb::arg("seed"), nb::arg("progress"),
         "A report on one operation of a table of kernels, as JSON.");
+  m.def(
+      "validate_cases",
+      [](const std::string& operation) { return validate::case_names(validate::operation_of(operation)); },
+      nb::arg("operation"), "The names of all cases of an operation.");
   m.def("kernel_struct_bytes", &kernel_struct_bytes, "Bytes of each struct of hae/kernels.h.");
 }
 

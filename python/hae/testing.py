@@ -6,11 +6,18 @@ counterexample shrinks.
         hae.testing.check_policy(lambda: Mine(budget=8))
 
 docs/python-policies.md says what is checked.
+
+And kernels of your own, each case of hae/kernels.h a test (docs/validate.md):
+
+    @pytest.mark.parametrize("case", hae.testing.kernel_cases("attend"))
+    def test_my_attention(case):
+        hae.testing.check_kernel(case, my_attention, framework="torch")
 """
 
 from __future__ import annotations
 
 import math
+import unittest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +35,7 @@ from hae.comparison import Run, replay
 from hae.policy_class import Needs
 from hae.sequences import sequence
 from hae.trace_strategies import attention_traces, describe, edge_traces, qkv_traces, traces
+from hae.validation import validate
 
 if TYPE_CHECKING:
     from hae._engine import Rows, Sequence, SequenceInfo
@@ -37,10 +45,12 @@ __all__ = [
     "PROPERTIES",
     "Property",
     "attention_traces",
+    "check_kernel",
     "check_policy",
     "check_property",
     "describe",
     "edge_traces",
+    "kernel_cases",
     "qkv_traces",
     "traces",
 ]
@@ -458,3 +468,20 @@ def check_policy(make_policy: MakePolicy, *, cases: int = 50, **sizes: int) -> N
     for property in PROPERTIES:
         check_property(property, make_policy, cases=cases, **sizes)
     check_evictions(make_policy)
+
+
+def kernel_cases(operation: str) -> list[str]:
+    """The names of all cases of an operation of hae/kernels.h, in order."""
+    return _engine.validate_cases(operation)
+
+
+def check_kernel(case: str, function: Callable[..., Any], **options: Any) -> None:
+    """Holds a function to one case, as hae.validate does, which takes the same options.
+
+    Raises AssertionError with the smallest input that fails, and unittest.SkipTest where the
+    function does not serve what the case asks for.
+    """
+    report = validate(case.partition("/")[0], function, case=case, **options)
+    if report.failed == 0 and report.passed == 0:
+        raise unittest.SkipTest(f"{case}: not supported")
+    report.check()

@@ -98,6 +98,7 @@ class _Memory(ctypes.Structure):
         ("device_type", _INT),
         ("device", _INT),
         ("stream", _VOID),
+        ("other_stream", _VOID),
     ]
 
 
@@ -131,6 +132,25 @@ def _torch_view(array: _Array, type_name: str) -> Any:
     return tensor.view(torch.bfloat16) if type_name == "bfloat16" else tensor
 
 
+def _copy_on(device: str, host: Any) -> Any:
+    """The tensor on a device, with the strides that it has here."""
+    import torch
+
+    span = 1 + sum((n - 1) * s for n, s in zip(host.shape, host.stride(), strict=True))
+    try:
+        memory = torch.empty(max(span, 0), dtype=host.dtype, device=device)
+    except torch.OutOfMemoryError:
+        raise _Unsupported from None  # arrays beyond 2^31 elements, on a small device
+    return memory.as_strided(host.shape, host.stride()).copy_(host)
+
+
+def _torch_tensor(result: Any) -> Any:
+    """What a function returned: a tensor, or anything with DLPack."""
+    import torch
+
+    return result if isinstance(result, torch.Tensor) else torch.from_dlpack(result)
+
+
 class _Unsupported(Exception):
     """The case asks for what the function does not take or give."""
 
@@ -138,10 +158,14 @@ class _Unsupported(Exception):
 class _Adapter:
     """One Python function as a kernel of the C table."""
 
-    def __init__(self, operation: str, function: Callable[..., Any], framework: str) -> None:
+    def __init__(
+        self, operation: str, function: Callable[..., Any], framework: str, device: str | None
+    ) -> None:
         self._operation = operation
         self._function = function
         self._view = _torch_view if framework == "torch" else _numpy_view
+        self._device = device
+        self._copies: list[tuple[Any, Any]] = []  # of inputs: here, and on the device
         self._has_bfloat16 = framework == "torch"
         parameters = inspect.signature(function).parameters.values()
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -162,6 +186,7 @@ class _Adapter:
     def _run(self, given: dict[str, Any]) -> None:
         outputs = {}
         inputs = {}
+        self._copies.clear()
         for name, value in given.items():
             if isinstance(value, _Array):
                 is_output = name in _OUTPUTS[self._operation]
@@ -169,13 +194,21 @@ class _Adapter:
                 if is_output and view is not None:
                     outputs[name] = view
                 if not is_output or self._operation == "add_scores":  # there they are in and out
-                    inputs[name] = view
+                    inputs[name] = self._on_device(view)
             else:
                 inputs[name] = _REDUCTIONS[value] if name == "reduction" else value
         if "chosen" in outputs:
             inputs["most"] = outputs["chosen"].shape[1]  # a list is as long as its array
         result = self._function(**self._taken(inputs))
+        for here, there in self._copies:
+            here.copy_(there)  # an input that was changed is found here
         self._write(result, outputs)
+
+    def _on_device(self, view: Any) -> Any:
+        if view is None or self._device is None:
+            return view
+        self._copies.append((view, _copy_on(self._device, view)))
+        return self._copies[-1][1]
 
     def _open(self, array: _Array) -> Any:
         if not array.data:
@@ -215,7 +248,7 @@ class _Adapter:
             if isinstance(view, np.ndarray):
                 np.copyto(view, np.asarray(result[name]), casting="unsafe")
             else:
-                view.copy_(result[name])
+                view.copy_(_torch_tensor(result[name]))
 
 
 @dataclass
@@ -228,6 +261,7 @@ class Validation:
     unsupported: int
     fault: str  #: a guess at what is wrong
     failures: list[dict[str, Any]] = field(repr=False)
+    left_out: int = 0  #: for want of memory: arrays beyond 2^31 elements
     smallest: dict[str, Any] | None = None  #: the counterexample in words
     error: BaseException | None = None  #: the last that the function raised
 
@@ -235,9 +269,11 @@ class Validation:
         return self.failed == 0 and self.passed > 0
 
     def __str__(self) -> str:
-        cases = self.passed + self.failed + self.unsupported
+        cases = self.passed + self.failed + self.unsupported + self.left_out
         text = f"{self.operation}: {self.passed} of {cases} cases passed, "
         text += f"{self.failed} failed, {self.unsupported} not supported"
+        if self.left_out:
+            text += f", {self.left_out} left out: no memory for arrays beyond 2^31 elements"
         if self.smallest is not None:
             text += f"\n  fault: {self.fault}\n  smallest: {self.smallest['problem']}"
             text += f"\n  found in case {self.smallest['case']}"
@@ -273,6 +309,7 @@ def validate(
     function: Callable[..., Any],
     *,
     framework: str = "numpy",
+    device: str | None = None,
     outputs: Iterable[str] = (),
     accumulation: str = "float32",
     case: str = "",
@@ -287,7 +324,11 @@ def validate(
                   Returns a mapping by the names of outputs, or a tuple or one array, in the order
                   of _OUTPUTS (attend: output, probabilities, log_sum_exp, sums).
                   NotImplementedError means "not supported"; what else it raises is a failure.
-    framework     numpy or torch (CPU): what arrays are given as; bfloat16 only with torch
+    framework     numpy or torch: what arrays are given as; bfloat16 only with torch. What it returns
+                  may be anything with DLPack.
+    device        of torch: arrays are copied there with their strides, as "cuda". Without it they
+                  are views of the process's memory. CuPy, Triton and JAX take torch tensors by
+                  DLPack.
     outputs       ask for these outputs only
     accumulation  float32 or float64: the narrowest type it keeps a sum in; bounds follow from it
     case          only this one
@@ -298,12 +339,16 @@ def validate(
         )
     if framework not in ("numpy", "torch"):
         raise _engine.ConfigError(f"framework {framework!r} is unknown; expected numpy or torch")
+    if device is not None and framework != "torch":
+        raise _engine.ConfigError(
+            f"device {device!r} needs framework='torch'; numpy arrays lie in the process's memory"
+        )
     if accumulation not in ("float32", "float64"):
         raise _engine.ConfigError(
             f"accumulation {accumulation!r} is unknown; expected float32 or float64"
         )
     _expect_same_structs()
-    adapter = _Adapter(operation, function, framework)
+    adapter = _Adapter(operation, function, framework, device)
     table = _Table(abi=1, accumulation=_TYPES.index(accumulation), name=b"python")
     kernel = _Kernel(adapter)  # lives until the engine is done
     setattr(table, operation, kernel)
@@ -312,7 +357,7 @@ def validate(
             ctypes.addressof(table), operation, case, list(outputs), seed, lambda name, done: None
         )
     )
-    keys = ("operation", "passed", "failed", "unsupported", "fault", "failures")
+    keys = ("operation", "passed", "failed", "unsupported", "fault", "failures", "left_out")
     return Validation(
         *(report[key] for key in keys), smallest=report.get("smallest"), error=adapter.error
     )

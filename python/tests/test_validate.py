@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unittest
+
 import numpy as np
 import pytest
 import torch
@@ -149,3 +151,74 @@ def test_unknown_words_are_refused(arguments, message):
     words = {"operation": "prune", "function": lambda sums: sums} | arguments
     with pytest.raises(hae.ConfigError, match=message):
         hae.validate(words.pop("operation"), words.pop("function"), **words)
+
+
+def test_arrays_are_copied_to_a_device_with_their_strides():
+    """The CPU as a device like any other: what lies there is a copy."""
+    strides = set()
+
+    def on_device(queries, keys, values, lengths, scale):
+        strides.add(keys.is_contiguous())
+        return attend(queries, keys, values, lengths, scale)
+
+    hae.validate("attend", on_device, framework="torch", device="cpu", outputs=OUTPUTS).check()
+    assert strides == {True, False}
+
+
+def test_an_input_changed_on_a_device_is_found():
+    def scales_in_place(queries, keys, values, lengths, scale):
+        queries *= scale
+        return attend(queries, keys, values, lengths, 1.0)
+
+    report = hae.validate(
+        "attend", scales_in_place, framework="torch", device="cpu", outputs=OUTPUTS
+    )
+    assert "an input is changed" in report.fault
+
+
+class Foreign:
+    """An array of another library: DLPack and a shape."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.shape = tensor.shape
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_come_back_by_dlpack():
+    def foreign(*arguments, **named):
+        return {name: Foreign(array) for name, array in attend(*arguments, **named).items()}
+
+    def attend_foreign(queries, keys, values, lengths, scale):
+        return foreign(queries, keys, values, lengths, scale)
+
+    case = "attend/plain/ordinary/float32/slots-33/heads-1x1/dim-128"
+    hae.testing.check_kernel(case, attend_foreign, framework="torch")
+
+
+def test_numpy_arrays_have_no_device():
+    with pytest.raises(hae.ConfigError, match="needs framework='torch'"):
+        hae.validate("attend", attend, device="cuda")
+
+
+def test_a_case_is_a_test():
+    cases = hae.testing.kernel_cases("attend")
+    assert len(cases) == len(set(cases)) > 100
+    plain = next(case for case in cases if "/plain/" in case and "slots-33" in case)
+    paged = next(case for case in cases if "/paged/" in case)
+    hae.testing.check_kernel(plain, attend, framework="torch")
+    with pytest.raises(unittest.SkipTest, match="not supported"):
+        hae.testing.check_kernel(paged, attend, framework="torch")
+    with pytest.raises(AssertionError, match="smallest"):
+        hae.testing.check_kernel(
+            plain,
+            lambda queries, keys, values, scale: {
+                name: -array for name, array in attend(queries, keys, values, None, scale).items()
+            },
+            framework="torch",
+        )

@@ -50,9 +50,11 @@ Layout layout_of(const std::vector<std::pair<std::string, Index>>& words) {
       layout.misaligned = value != 0;
     } else if (name == "in_place") {
       layout.in_place = value != 0;
+    } else if (name == "far") {
+      layout.far = value != 0;
     } else {
       throw ConfigError(
-          fmt::format("layout '{}' is unknown; expected page_size, order, misaligned, in_place", name));
+          fmt::format("layout '{}' is unknown; expected page_size, order, misaligned, in_place, far", name));
     }
   }
   return layout;
@@ -69,7 +71,8 @@ traces::StoredProblem stored(const validate::Outcome& outcome) {
   words.layout = {{"page_size", problem.layout.page_size},
                   {"order", static_cast<Index>(problem.layout.order)},
                   {"misaligned", problem.layout.misaligned},
-                  {"in_place", problem.layout.in_place}};
+                  {"in_place", problem.layout.in_place},
+                  {"far", problem.layout.far}};
   words.numbers.assign(problem.numbers.begin(), problem.numbers.end());
   for (const Tensor& tensor : problem.inputs) {
     words.inputs.push_back(stored(tensor));

@@ -93,10 +93,12 @@ void print_report(const validate::OperationReport& report) {
     fmt::print("{}: not offered\n", report.operation);
     return;
   }
-  fmt::print("{}: {} of {} cases passed{}{}\n", report.operation, report.passed,
-             report.passed + report.failed + report.unsupported,
-             report.failed > 0 ? fmt::format(", {} failed", report.failed) : "",
-             report.unsupported > 0 ? fmt::format(", {} not supported", report.unsupported) : "");
+  const auto counted = [](Index cases, const char* what) {
+    return cases > 0 ? fmt::format(", {} {}", cases, what) : "";
+  };
+  fmt::print("{}: {} of {} cases passed{}{}{}\n", report.operation, report.passed, report.outcomes.size(),
+             counted(report.failed, "failed"), counted(report.unsupported, "not supported"),
+             counted(report.left_out, "left out: no memory for arrays beyond 2^31 elements"));
   if (report.smallest) {
     fmt::print("  fault: {}\n  found in case {}\n", report.fault, report.smallest->name);
     print_counterexample(*report.smallest);
@@ -110,6 +112,8 @@ std::vector<Check> checks_of(const std::vector<validate::OperationReport>& repor
       Check check{report.operation, outcome.name, outcome.status != validate::Outcome::Status::failed, ""};
       if (outcome.status == validate::Outcome::Status::unsupported) {
         check.message = "not supported by the library";
+      } else if (outcome.status == validate::Outcome::Status::left_out) {
+        check.message = "left out: no memory for arrays beyond 2^31 elements";
       } else if (!check.passed) {
         check.message = outcome.findings.front().text;
       }
@@ -158,6 +162,10 @@ void run_again(const hae_kernels& kernels, const Arguments& arguments) {
   if (outcome.status == validate::Outcome::Status::unsupported) {
     fmt::print("not supported by the library\n");
     return;
+  }
+  if (outcome.status == validate::Outcome::Status::left_out) {
+    throw DeviceError(arguments.repro +
+                      ": no memory for arrays beyond 2^31 elements; run it where there is more");
   }
   for (const validate::Finding& finding : outcome.findings) {
     fmt::print("  {}: {}\n", validate::name_of(finding.kind), finding.text);

@@ -53,6 +53,9 @@ std::int64_t offset(const hae_array& array, std::initializer_list<std::int64_t> 
     dense = dense * array.shape[axis] + i;
     ++axis;
   }
+  if (is("offsets-in-32-bits")) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(at));
+  }
   return is("ignores-strides") ? dense : at;
 }
 
@@ -630,6 +633,11 @@ const std::vector<Mutant>& mutants() {
       {"assumes-alignment", "attend", "misaligned"},
       {"grid-limit", "attend", "65535"},
       {"returns-an-error", "attend", "returned 7"},
+      {"offsets-in-32-bits", "add_scores", "32 bits"},
+      {"offsets-in-32-bits", "select_lowest", "32 bits"},
+      {"offsets-in-32-bits", "prune", "32 bits"},
+      {"offsets-in-32-bits", "compact", "32 bits"},
+      {"offsets-in-32-bits", "attend", "32 bits"},
   };
   return all;
 }

@@ -10,6 +10,7 @@
 
 #include "sim/errors.hpp"
 #include "tests/validate/gallery.hpp"
+#include "tests/validate/gallery_device.hpp"
 #include "traces/float16.hpp"
 
 namespace hae::validate {
@@ -282,28 +283,31 @@ TEST(Validate, RefusesATableItCannotUse) {
   EXPECT_THAT([&] { check(table); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("give all, or none")));
 }
 
-/// Kernels that keep arrays elsewhere: here behind copies, as on a device.
-TEST(Validate, WorksOnMemoryOfTheLibrarysOwn) {
-  static int allocated = 0;
-  allocated = 0;
-  hae_kernels table = *gallery::table_with("");
-  table.memory.allocate = [](std::int64_t bytes) {
-    ++allocated;
-    return std::aligned_alloc(256, static_cast<std::size_t>(bytes));
+/// Kernels that keep arrays elsewhere, and work that waits in streams.
+TEST(Device, RightKernelsPass) {
+  const OperationReport report =
+      validate(*gallery::device_table_with(""), {.operations = {"prune"}, .most_elements = 500}).front();
+  EXPECT_TRUE(report.right());
+  EXPECT_GT(report.passed, 10);
+  EXPECT_EQ(report.left_out, 1);  // arrays beyond 2^31 elements do not fit
+  EXPECT_EQ(gallery::device_allocations(), 0);
+}
+
+TEST(Device, FaultsOfStreamsAreCaughtAndNamed) {
+  const std::pair<const char*, const char*> kFaults[] = {
+      {"default-stream", "not in the stream of the call"},
+      {"one-scratch", "calls in two streams disturb each other"},
   };
-  table.memory.release = [](void* memory) {
-    --allocated;
-    std::free(memory);
-  };
-  table.memory.copy_in = [](void* to, const void* from, std::int64_t bytes, void*) -> std::int32_t {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-    return 0;
-  };
-  table.memory.copy_out = table.memory.copy_in;
-  const std::vector<OperationReport> reports =
-      validate(table, {.operations = {"prune"}, .most_elements = 500});
-  EXPECT_TRUE(reports.front().right());
-  EXPECT_EQ(allocated, 0);
+  for (const auto& [fault, said] : kFaults) {
+    const OperationReport report =
+        validate(*gallery::device_table_with(fault), {.operations = {"prune"}, .most_elements = 500}).front();
+    EXPECT_EQ(report.passed, 3) << fault;  // cases without a token
+    EXPECT_THAT(report.fault, HasSubstr(said));
+  }
+}
+
+TEST(Device, ACopyThatFailsIsTold) {
+  hae_kernels table = *gallery::device_table_with("");
   table.memory.copy_in = [](void*, const void*, std::int64_t, void*) -> std::int32_t { return 3; };
   EXPECT_THROW((void)validate(table, {.operations = {"prune"}}), DeviceError);
 }
