@@ -168,7 +168,8 @@ std::shared_ptr<void> Memory::allocate(Index bytes) const {
   void* memory = is_host() ? std::aligned_alloc(kAlignment, at(rounded_up)) : device_.allocate(rounded_up);
   if (memory == nullptr) {
     throw NoMemory((is_host() ? "no memory" : "the library's memory.allocate gave nothing") +
-                   std::string(" for an array of ") + std::to_string(bytes) + " bytes; free some and try again");
+                   std::string(" for an array of ") + std::to_string(bytes) +
+                   " bytes; free some and try again");
   }
   return {memory, is_host() ? std::free : device_.release};
 }

@@ -324,7 +324,7 @@ def validate(
                   Returns a mapping by the names of outputs, or a tuple or one array, in the order
                   of _OUTPUTS (attend: output, probabilities, log_sum_exp, sums).
                   NotImplementedError means "not supported"; what else it raises is a failure.
-    framework     numpy or torch: what arrays are given as; bfloat16 only with torch. What it returns
+    framework     numpy or torch: what arrays are given as; bfloat16 only with torch. The result
                   may be anything with DLPack.
     device        of torch: arrays are copied there with their strides, as "cuda". Without it they
                   are views of the process's memory. CuPy, Triton and JAX take torch tensors by
