@@ -590,6 +590,25 @@ bool has_masked_nan(const Problem&, const Results&, const std::vector<Finding>& 
   });
 }
 
+/// Outputs are NaN, and nothing else is wrong, where a value beyond the length is one.
+bool has_padding_times_zero(const Problem& problem, const Results& results,
+                            const std::vector<Finding>& findings) {
+  const auto is_nan_output = [](const Finding& finding) {
+    return finding.array == "output" && std::isnan(finding.got);
+  };
+  if (problem.input("lengths") == nullptr || !all_findings(findings, is_nan_output)) {
+    return false;
+  }
+  const Index row = problem.extent(Axis::group) * problem.extent(Axis::head_dim);  // of a lane
+  const auto slots = double(problem.extent(Axis::slots));
+  for (Index i = 0; i < std::ssize(results.at("output")); ++i) {
+    if (std::isnan(results.at("output")[at(i)]) && problem.values("lengths")[at(i / row)] == slots) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool is_base_2(const Problem&, const Results&, const std::vector<Finding>& findings) {
   constexpr double kLn2 = 0.6931471805599453;
   return all_findings(findings, [](const Finding& finding) {
@@ -621,6 +640,9 @@ std::vector<Suspicion> suspicions() {
       {"the maximum starts at 0: the weights of low logits underflow", {}, has_maximum_from_zero},
       {"the maximum is not subtracted before exp: weights overflow", {}, has_no_maximum},
       {"a row in which no slot takes part gives NaN instead of 0", {}, has_masked_nan},
+      {"values beyond the length reach the output: a weight of 0 times NaN is NaN",
+       {},
+       has_padding_times_zero},
       {"log_sum_exp is to base 2 instead of e", {}, is_base_2},
       {"probabilities are weights, not divided by their sum", {}, is_not_divided},
       {"query heads are tiled over KV heads (h mod kv_heads) instead of interleaved (h / group)", tiled},

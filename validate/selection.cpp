@@ -172,7 +172,35 @@ std::vector<Suspicion> choice_suspicions(std::vector<Lane> (*lanes_of)(const Pro
       return differs;
     };
   };
+  /// Every rank has the score it should have, and only tokens of equal scores stand for each other.
+  const auto is_right_but_for_ties = [lanes_of](const Problem& problem, const Results& results,
+                                                const std::vector<Finding>& findings) {
+    if (findings.front().kind != Finding::Kind::choice && findings.front().kind != Finding::Kind::order) {
+      return false;
+    }
+    const std::vector<Lane> lanes = lanes_of(problem);
+    const Index most = problem.extent(Axis::most);
+    for (Index l = 0; l < std::ssize(lanes); ++l) {
+      const std::vector<double>& scores = lanes[at(l)].scores;
+      const std::vector<Index> right = lowest(lanes[at(l)]);
+      for (Index rank = 0; rank < std::ssize(right); ++rank) {
+        const double slot = results.at("chosen")[at(l * most + rank)];
+        if (!(slot >= 0 && slot < double(scores.size()))) {
+          return false;
+        }
+        const double score = scores[at(Index(slot))];
+        const double expected = scores[at(right[at(rank)])];
+        if (score != expected && !(std::isnan(score) && std::isnan(expected))) {
+          return false;
+        }
+      }
+    }
+    return true;
+  };
   std::vector<Suspicion> all{
+      {"equal scores are in no fixed order, as a top-k leaves them: rank them by position too",
+       {},
+       is_right_but_for_ties},
       {"the right set in a wrong order", {}, all_are(Finding::Kind::order)},
       {"the scores beside the choice are not those of the chosen", {}, all_are(Finding::Kind::score)},
       {"an index outside the lane is returned, as for a NaN that never wins a comparison", {}, is_outside},

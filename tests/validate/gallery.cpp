@@ -201,6 +201,9 @@ bool goes_before(const Candidate& a, const Candidate& b) {
   if (is("signed-zeros") && a.score == 0 && std::signbit(a.score) != std::signbit(b.score)) {
     return std::signbit(a.score);
   }
+  if (is("ties-in-no-order") && (a.slot * 37 % 101) != (b.slot * 37 % 101)) {
+    return a.slot * 37 % 101 < b.slot * 37 % 101;
+  }
   return is("ties-by-highest") ? a.position > b.position : a.position < b.position;
 }
 
@@ -499,7 +502,7 @@ void write_output(const hae_attend_arguments& a, const Heads& h, const Row& row,
     float sum = is("stale-workspace") ? *static_cast<const float*>(workspace) : 0;
     for (std::int64_t slot = 0; slot < h.slots; ++slot) {
       const float weight = row.weights[static_cast<std::size_t>(slot)];
-      if (!(weight == 0)) {
+      if (!(weight == 0) || is("padding-times-zero")) {
         const bool drops = is("lost-partial-sum") && slot >= 32 && calls % 3 == 2;
         sum += drops ? 0 : weight * static_cast<float>(cached(a, a.values, h.item, h.source, slot, i));
         sum = is("half-sums") ? half(sum) : sum;
@@ -572,6 +575,7 @@ const std::vector<Mutant>& mutants() {
       {"ignores-strides", "add_scores", "strides are ignored"},
       {"maximum-of-sums", "add_scores", "maximum is taken of the sums"},
       {"ties-by-highest", "select_lowest", "the highest position goes first"},
+      {"ties-in-no-order", "select_lowest", "no fixed order"},
       {"slot-for-position", "select_lowest", "slot numbers stand for positions"},
       {"takes-highest", "select_lowest", "the highest scores are chosen"},
       {"nan-on-top", "select_lowest", "a NaN ranks above"},
@@ -610,6 +614,7 @@ const std::vector<Mutant>& mutants() {
       {"length-minus-one", "attend", "last slot of every lane is left out"},
       {"length-plus-one", "attend", "beyond the length"},
       {"lengths-ignored", "attend", "lengths are ignored"},
+      {"padding-times-zero", "attend", "a weight of 0 times NaN"},
       {"last-tile-skipped", "attend", "partial block of 16"},
       {"scale-twice", "attend", "scale is applied twice"},
       {"no-scale", "attend", "scale is not applied"},
