@@ -98,7 +98,7 @@ def stages() -> None:
 
 
 def recycle_bin() -> None:
-    """Budget l = 4, and the oldest unmarked token is always the lowest: greedy beside a bin of 3."""
+    """Budget l = 4; the oldest unmarked token is always the lowest. Greedy beside a bin of 3."""
     axes = board(22, 10.4)
     for left, name, capacity in ((1.6, "greedy eviction", 1), (12.4, "recycle bin, D = 3", 3)):
         axes.text(left + 4.5, 0.5, name, ha="center", weight="bold")
@@ -114,11 +114,17 @@ def recycle_bin() -> None:
                 colour = MARKED if position in marked else TEXT
                 token(axes, left + position, 1.1 + step * 1.2, colour, gone=position in gone)
     axes.text(0.5, 4.6, "step", rotation=90, ha="center", va="center")
-    legend(axes, 9, [("kept", TEXT, 2), ("in the bin: still attended to", MARKED, 6), ("evicted", GONE, 15.4)])
+    legend(
+        axes,
+        9,
+        [("kept", TEXT, 2), ("in the bin: still attended to", MARKED, 6), ("evicted", GONE, 15.4)],
+    )
 
 
 def box(axes: Axes, x: float, y: float, width: float, text: str, colour: str) -> None:
-    shape = FancyBboxPatch((x, y), width, 1.2, boxstyle="round,pad=0.1", facecolor=colour, edgecolor=INK)
+    shape = FancyBboxPatch(
+        (x, y), width, 1.2, boxstyle="round,pad=0.1", facecolor=colour, edgecolor=INK
+    )
     axes.add_patch(shape)
     axes.text(x + width / 2, y + 0.62, text, ha="center", va="center", fontsize=10)
 
@@ -187,7 +193,11 @@ def regret() -> None:
     _, axes = plt.subplots(figsize=(8.4, 2.3), layout="constrained")
     optimal, measured, bound = 0.30, 0.37, 0.55
     axes.hlines(0, 0, 0.7, color=FAINT)
-    marks = ((optimal, "optimal", VISUAL), (measured, "measured", MARKED), (bound, "ε, or a bound", TEXT))
+    marks = (
+        (optimal, "optimal", VISUAL),
+        (measured, "measured", MARKED),
+        (bound, "ε, or a bound", TEXT),
+    )
     for x, name, colour in marks:
         axes.plot([x], [0], "o", markersize=13, color=colour, markeredgecolor=INK)
         axes.text(x, 0.32, f"{name}", ha="center")

@@ -19,9 +19,11 @@ def paragraph(text: str) -> str:
         return f"```text\n{text}\n```"
     # Outside of `code` nothing is meant as Markdown.
     spans = re.split(r"(`[^`]*`)", text)
-    return "".join(
-        span if span.startswith("`") else re.sub(r"([\[\]*_<])", r"\\\1", span) for span in spans
-    )
+    return "".join(span if span.startswith("`") else escaped(span) for span in spans)
+
+
+def escaped(text: str) -> str:
+    return re.sub(r"([\[\]*_<])", r"\\\1", text)
 
 
 class KeepColumns(griffe.Extension):

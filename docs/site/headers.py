@@ -1,4 +1,4 @@
-"""C++ headers as pages: what each declares at the level of its namespace, with what is said of it."""
+"""C++ headers as pages: what each declares in its namespace, with what is said of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 from docstrings import docstring_markdown
 
+LISTED = re.compile(r"hae_add_library\(.*?HEADERS\s+(.*?)\s(?:SOURCES|PUBLIC|PRIVATE)\b", re.DOTALL)
 NAMED = re.compile(
-    r"^(?:template <.*> *\n)?(?:typedef )?(?:struct|class|enum class|enum|using|union) +(\w+)"
+    r"^#define (\w+)"
+    r"|^(?:template <.*> *\n)?(?:typedef )?(?:struct|class|enum class|enum|using|union) +(\w+)"
     r"|^(?:typedef .*[ *&](\w+);)"
     r"|\b(operator\S+?|~?\w+) ?\("
     r"|\b(\w+)(?: = |;|\{)",
@@ -20,11 +22,7 @@ def public_headers(repository: Path) -> set[str]:
     """The headers that are installed: HEADERS of each hae_add_library."""
     found = set()
     for build in repository.glob("[a-z]*/CMakeLists.txt"):
-        listed = re.search(
-            r"hae_add_library\(.*?HEADERS\s+(.*?)\s(?:SOURCES|PUBLIC|PRIVATE)\b",
-            build.read_text(),
-            re.DOTALL,
-        )
+        listed = LISTED.search(build.read_text(encoding="utf-8"))
         found |= {f"{build.parent.name}/{name}" for name in (listed[1].split() if listed else [])}
     return found
 
@@ -44,15 +42,16 @@ def header_page(path: str, text: str) -> str:
 
 
 def parts(text: str) -> list[tuple[str, str]]:
-    """(comment, declaration) of each paragraph at column 0; no declaration: a comment of its own."""
+    """(comment, declaration) of what stands at column 0; a comment may have no declaration."""
     found = []
     said: list[str] = []
     lines = iter(uncommented(text).splitlines())
     for line in lines:
+        is_macro = line.startswith("#define") and said
         if line.startswith("///"):
             said.append(line[3:].removeprefix(" "))
             continue
-        if not line or line.startswith(("#", "namespace", "}", "extern", " ")):
+        if not line or (line.startswith(("#", "namespace", "}", "extern", " ")) and not is_macro):
             if said and not line:
                 found.append(("\n".join(said), ""))
             said = [] if not line else said
@@ -69,9 +68,8 @@ def uncommented(text: str) -> str:
 
 
 def docstring_of_c(comment: re.Match[str]) -> str:
-    return "\n".join(
-        f"/// {re.sub(r'^ [*] ?', '', line)}".rstrip() for line in comment[1].split("\n")
-    )
+    lines = [re.sub(r"^ [*] ?", "", line) for line in comment[1].split("\n")]
+    return "\n".join(f"/// {line}".rstrip() for line in lines)
 
 
 def declaration(first: str, lines) -> str:
@@ -85,6 +83,8 @@ def declaration(first: str, lines) -> str:
 def ends(declared: list[str]) -> bool:
     """Whether braces and parentheses are closed and the last line ends a declaration."""
     text = re.sub(r"//.*", "", "\n".join(declared)).rstrip()
+    if text.startswith("#define"):
+        return not text.endswith("\\")
     closed = text.count("{") == text.count("}") and text.count("(") == text.count(")")
     return closed and text.endswith((";", "}"))
 

@@ -1,8 +1,8 @@
 """MkDocs hook: the Markdown files of the repository are the pages of the site, where they are.
 
-A page has the path of its file, so a link between files works on a forge and on the site. What a page
-links to comes along: Markdown as a page, a C++ header as a page of its declarations, other text as a page
-of source, the rest as it is.
+A page has the path of its file, so a link between files works on a forge and on the site. What a
+page links to comes along: a C++ header as a page of its declarations, other text as a page of
+source, pictures and tables as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGES = (
     "analysis/claims/*.md",
     "traces/FORMAT.md",
 )
-ASSETS = ("docs/site/site.css", "docs/site/favicon.svg")
+ASSETS = ("docs/site/site.css", "docs/site/favicon.svg", "docs/site/iframe-worker.js")
 SHOWN_AS_IS = {".svg", ".png", ".csv"}
 LANGUAGES = {".hpp": "cpp", ".h": "c", ".cpp": "cpp", ".cu": "cpp", ".py": "python", ".v": "coq"}
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")

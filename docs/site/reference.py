@@ -23,46 +23,46 @@ def reference_pages(repository: Path) -> dict[str, str]:
     }
 
 
+def program(repository: Path) -> list[str]:
+    return [os.environ.get("HAE_PROGRAM", str(repository / "build" / "bin" / "hae"))]
+
+
 def hae(repository: Path, *arguments: str) -> str:
-    program = os.environ.get("HAE_PROGRAM", str(repository / "build" / "bin" / "hae"))
-    return output_of([program, *arguments], repository)
+    return output_of([*program(repository), *arguments], repository)
 
 
 def output_of(command: list[str], repository: Path) -> str:
     environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": str(repository / "python")}
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, env=environment
-    ).stdout
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return done.stdout
 
 
-def words_listed(text: str) -> list[str]:
-    """The first word of each line of a two-column list."""
-    return re.findall(r"^ *(\S+) {2,}\S", text, re.MULTILINE)
+def commands(repository: Path) -> list[str]:
+    listed = hae(repository, "--help").split("Subcommands:\n")[1].split("\n\n")[0]
+    return re.findall(r"^ *(\S+) {2,}\S", listed, re.MULTILINE)
 
 
 def commands_page(repository: Path) -> str:
-    overall = hae(repository, "--help")
-    listed = re.search(r"Subcommands:\n(.*?)\n\n", overall, re.DOTALL)[1]
-    page = ["# Commands", "What each command's `--help` prints.", block(overall)]
-    for command in words_listed(listed):
+    shown = hae(repository, "--help")
+    page = ["# Commands", "What each command's `--help` prints.", block(shown)]
+    for command in commands(repository):
         page += [f"## hae {command}", block(hae(repository, command, "--help"))]
-    for program, module in PYTHON_PROGRAMS.items():
+    for name, module in PYTHON_PROGRAMS.items():
         shown = output_of([sys.executable, "-m", module, "--help"], repository)
-        page += [f"## {program}", "Of the [Python package](../python/README.md).", block(shown)]
+        page += [f"## {name}", "Of the [Python package](../python/README.md).", block(shown)]
     return "\n\n".join(page) + "\n"
 
 
 def policies_page(repository: Path) -> str:
     listed = hae(repository, "policies").split("\n\n")[0]
     rows = re.findall(r"^(\S+) +(\S.*)$", listed, re.MULTILINE)
+    links = [f"| [`{name}`](#{name.replace('/', '')}) | {summary} |" for name, summary in rows]
     page = [
         "# Policies",
-        "What `hae policies` and `hae policies NAME` print. A policy is written `name:key=value,key=value`; "
-        "[where the paper is ambiguous](../reference/README.md#where-the-paper-is-ambiguous).",
-        "| policy | |\n|---|---|\n"
-        + "\n".join(
-            f"| [`{name}`](#{name.replace('/', '')}) | {summary} |" for name, summary in rows
-        ),
+        "What `hae policies` and `hae policies NAME` print. A policy is written "
+        "`name:key=value,key=value`. [Where the paper is ambiguous]"
+        "(../reference/README.md#where-the-paper-is-ambiguous) its readings are options.",
+        "\n".join(["| policy | |", "|---|---|", *links]),
     ]
     for name, _ in rows:
         page += [f"## {name}", policy_section(hae(repository, "policies", name))]
@@ -74,28 +74,26 @@ def policy_section(shown: str) -> str:
     summary, *rest = shown.strip().split("\n\n")
     section = [summary.split(": ", 1)[1]]
     for part in rest:
-        if not part.startswith("option "):
-            section.append(
-                re.sub(r"^(\w+) +", r"**\1:** ", part, flags=re.MULTILINE).replace("\n", "\n\n")
-            )
-            continue
-        heading, *lines = part.splitlines()
-        starts = [found.start() for found in re.finditer(r"\S+", heading)]
-        rows = [[column(line, starts, i) for i in range(len(starts))] for line in lines]
-        section.append(
-            "| option | default | allowed | meaning |\n|---|---|---|---|\n"
-            + "\n".join(map(row, rows))
-        )
+        if part.startswith("option "):
+            section.append(options_table(part.splitlines()))
+        else:
+            section += re.sub(r"^(\w+) +", r"**\1:** ", part, flags=re.MULTILINE).splitlines()
     return "\n\n".join(section)
+
+
+def options_table(lines: list[str]) -> str:
+    heading, *options = lines
+    starts = [found.start() for found in re.finditer(r"\S+", heading)]
+    table = ["| option | default | allowed | meaning |", "|---|---|---|---|"]
+    for line in options:
+        option, default, allowed, meaning = (column(line, starts, i) for i in range(4))
+        table.append(f"| `{option}` | `{default}` | {allowed} | {meaning} |")
+    return "\n".join(table)
 
 
 def column(line: str, starts: list[int], number: int) -> str:
     end = starts[number + 1] if number + 1 < len(starts) else None
     return line[starts[number] : end].strip()
-
-
-def row(cells: list[str]) -> str:
-    return f"| `{cells[0]}` | `{cells[1]}` | {cells[2]} | {cells[3]} |"
 
 
 def python_page(repository: Path) -> str:
@@ -106,15 +104,13 @@ def python_page(repository: Path) -> str:
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign) and node.targets[0].id == "_HOME"
     )
+    whole = "::: hae.{}\n    options: {{ heading_level: 2, show_root_full_path: true }}"
     page = [
         "# Python",
-        "The public names of the package `hae`; [python/README.md](../python/README.md) shows them at work.",
+        "The public names of the package `hae`. [The package at work](../python/README.md).",
         "## hae",
         *(f"::: hae.{module}.{name}" for name, module in home.items()),
-        *(
-            f"::: hae.{module}\n    options:\n      heading_level: 2\n      show_root_full_path: true"
-            for module in ("hf", "testing")
-        ),
+        *(whole.format(module) for module in ("hf", "testing")),
     ]
     return "\n\n".join(page) + "\n"
 

@@ -50,7 +50,9 @@ def test_blocks_are_named_by_a_language_that_is_known():
     for page, text in PAGES.items():
         assert {language for _, language, _, _ in BLOCK.findall(text)} <= known, page
         assert not any(rest for _, _, rest, _ in BLOCK.findall(text)), page
-        assert len(BLOCK.findall(text)) * 2 == len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE))
+        assert len(BLOCK.findall(text)) * 2 == len(
+            re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)
+        )
 
 
 # ----------------------------------------------------------------------------- a reader's folder
@@ -161,7 +163,9 @@ def run_page(page: str, folder: Path) -> dict:
                     file.write(code)
     if tests:
         (folder / "test_mine.py").write_text("\n".join(tests))
-        shell(folder, f"{shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider test_mine.py")
+        shell(
+            folder, f"{shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider test_mine.py"
+        )
     return names
 
 
@@ -226,11 +230,15 @@ def test_the_program_prints_what_a_page_shows(arguments, shown):
 
 def test_the_readme_shows_what_the_demo_prints(tmp_path):
     script = (REPOSITORY / "script" / "demo").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^build/bin/hae (compare .*?) --json", script, re.DOTALL | re.MULTILINE)
+    (command,) = re.findall(
+        r"^build/bin/hae (compare .*?) --json", script, re.DOTALL | re.MULTILINE
+    )
     command = command.replace("\\\n", " ").replace(
         "traces/data/*.h5", " ".join(map(str, (REPOSITORY / "traces" / "data").glob("*.h5")))
     )
-    (shown,) = re.findall(r"^```\n(16 sequences.*?)```$", PAGES["README.md"], re.DOTALL | re.MULTILINE)
+    (shown,) = re.findall(
+        r"^```\n(16 sequences.*?)```$", PAGES["README.md"], re.DOTALL | re.MULTILINE
+    )
     assert shown in printed(command)
 
 
@@ -238,7 +246,9 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path):
 
 
 def test_the_policy_in_cpp_compiles_and_keeps_the_contract(tmp_path):
-    code = re.search(r"^```cpp\n(.*?)^```$", PAGES["docs/cpp-policies.md"], re.DOTALL | re.MULTILINE)[1]
+    code = re.search(
+        r"^```cpp\n(.*?)^```$", PAGES["docs/cpp-policies.md"], re.DOTALL | re.MULTILINE
+    )[1]
     (tmp_path / "newest_row.cpp").write_text(code)
     build = REPOSITORY / "build"
     shell(
