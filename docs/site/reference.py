@@ -117,10 +117,7 @@ def python_page(repository: Path) -> str:
 
 def cpp_page(repository: Path) -> str:
     """Every public header, by library, with what it declares."""
-    page = [
-        "# C++",
-        "The installed headers. `#include <hae/sim/policy.hpp>` after `cmake --install`.",
-    ]
+    page = ["# C++", "The headers that `cmake --install` installs, under `include/hae`."]
     library = ""
     for path in sorted(public_headers(repository)):
         if library != (library := path.split("/")[0]):
