@@ -246,15 +246,18 @@ def test_the_readme_shows_what_the_demo_prints(tmp_path):
 
 
 def test_the_policy_in_cpp_compiles_and_keeps_the_contract(tmp_path):
-    code = re.search(
-        r"^```cpp\n(.*?)^```$", PAGES["docs/cpp-policies.md"], re.DOTALL | re.MULTILINE
-    )[1]
-    (tmp_path / "newest_row.cpp").write_text(code)
+    page = PAGES["docs/cpp-policies.md"]
+    policy, replay = re.findall(r"^```cpp\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "newest_row.cpp").write_text(policy)
+    headers = ("newest_row.cpp", "sim/replay.hpp", "traces/trace_file.hpp")
+    included = "".join(f'#include "{header}"\n' for header in headers)
+    (tmp_path / "replay.cpp").write_text(f"{included}void replayed() {{\n{replay}}}\n")
     build = REPOSITORY / "build"
     shell(
         tmp_path,
-        f"c++ -std=c++20 -Wall -Werror -ffp-contract=off -I{REPOSITORY} newest_row.cpp"
-        f" {build}/testing/libhae_testing.a {build}/sim/libhae_sim.a"
+        f"compile='c++ -std=c++20 -Wall -Werror -Wno-unused-variable -I{REPOSITORY}'\n"
+        "$compile -fsyntax-only replay.cpp\n"
+        f"$compile -ffp-contract=off newest_row.cpp {build}/testing/libhae_testing.a {build}/sim/libhae_sim.a"
         " -lrapidcheck -lgtest -lpthread -o newest_row\n./newest_row",
     )
 
