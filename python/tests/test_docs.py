@@ -257,7 +257,8 @@ def test_the_policy_in_cpp_compiles_and_keeps_the_contract(tmp_path):
         tmp_path,
         f"compile='c++ -std=c++20 -Wall -Werror -Wno-unused-variable -I{REPOSITORY}'\n"
         "$compile -fsyntax-only replay.cpp\n"
-        f"$compile -ffp-contract=off newest_row.cpp {build}/testing/libhae_testing.a {build}/sim/libhae_sim.a"
+        "$compile -ffp-contract=off newest_row.cpp"
+        f" {build}/testing/libhae_testing.a {build}/sim/libhae_sim.a"
         " -lrapidcheck -lgtest -lpthread -o newest_row\n./newest_row",
     )
 
