@@ -102,7 +102,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas become MathML, which browsers draw without any script."""
+    """Formulas become MathML, which browsers draw without any script; in tables \\| is a bar."""
+    html = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
     html = re.sub(
         r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>',
         lambda found: f'<div class="formula">{mathml(found[1], "block")}</div>',

@@ -23,7 +23,7 @@ import reference  # noqa: E402
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
