@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 import griffe
@@ -16,7 +17,7 @@ def paragraph(text: str) -> str:
     """A table of names and meanings, a formula or code: as it stands. Anything else is prose."""
     columns = re.search(r"^ *\S.*? {2,}\S", text, re.MULTILINE)
     if columns or text.startswith("  "):
-        return f"```text\n{text}\n```"
+        return f"```text\n{textwrap.dedent(text)}\n```"
     # Outside of `code` nothing is meant as Markdown.
     spans = re.split(r"(`[^`]*`)", text)
     return "".join(span if span.startswith("`") else escaped(span) for span in spans)
