@@ -169,7 +169,8 @@ def run_page(page: str, folder: Path) -> dict:
     return names
 
 
-PAGES_THAT_RUN = [page for page in PAGES if blocks(page) and page != "python/README.md"]
+LOOKED_AT_CLOSELY = ("python/README.md", "docs/python-policies.md")
+PAGES_THAT_RUN = [page for page in PAGES if blocks(page) and page not in LOOKED_AT_CLOSELY]
 
 
 @pytest.mark.parametrize("page", PAGES_THAT_RUN)
@@ -183,6 +184,22 @@ def test_the_page_about_the_package_runs_and_does_what_it_says(folder):
     assert hae.check(folder / "build" / "mine.h5") == []
     assert len(names["run"].log) > 0
     assert len(hae.open(folder / "build" / "boards.h5")) == 4
+
+
+def test_the_page_about_python_policies_runs_and_does_what_it_says(folder, capsys):
+    names = run_page("docs/python-policies.md", folder)
+    runs = names["comparison"].raw
+    assert len(runs) == 32
+    assert all(run.attention_tokens.max() <= 81 for run in runs)
+    assert "RecentAttention:budget=80,memory=8" in capsys.readouterr().out
+    for name in hae.testing.PROPERTIES:
+        assert f"| `{name}` |" in PAGES["docs/python-policies.md"]
+
+
+def test_the_policy_in_python_is_short():
+    (_, code), *_ = blocks("docs/python-policies.md")
+    of_policy = code[code.index("class ") : code.index("comparison =")]
+    assert len([line for line in of_policy.splitlines() if line.strip()]) < 25
 
 
 # -------------------------------------------------------------------------------------- sessions
