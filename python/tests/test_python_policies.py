@@ -1,7 +1,6 @@
 """Policies written in Python: the same contract, metrics and log as those of the table."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hae
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 # --------------------------------------------------------------------- twins of C++ policies
 
@@ -292,18 +288,3 @@ def test_a_trace_without_the_rows_a_policy_needs_is_refused(sequence, tmp_path):
 
     with pytest.raises(hae.ConfigError, match="prompt_rows is 'rows'; allowed: all, none, text"):
         hae.replay(sequence, Text())
-
-
-def test_the_tutorial_runs_and_is_short(monkeypatch, capsys):
-    text = (REPOSITORY / "docs" / "python-policies.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
-    of_policy = code[code.index("class ") : code.index("comparison =")]
-    lines = [line for line in of_policy.splitlines() if line.strip()]
-    assert len(lines) < 25
-    monkeypatch.chdir(REPOSITORY)
-    names: dict = {}
-    exec(compile(code, "docs/python-policies.md", "exec"), names)
-    runs = names["comparison"].raw
-    assert len(runs) == 32
-    assert all(run.attention_tokens.max() <= 81 for run in runs)
-    assert "RecentAttention:budget=80,memory=8" in capsys.readouterr().out

@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import hae
 import hae.testing
 from hae.testing import PROPERTIES, check_evictions, check_policy, check_property
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BUDGET = 3  # so no sequence of fewer than four tokens shows a wrong eviction
 
 
@@ -184,21 +182,6 @@ def test_edge_sequences_have_what_they_are_named_after():
     assert (edges["masked rows"].attention(0).sum(-1) == 0).sum() == 4 * 3
     ties = edges["ties only"].attention(0)
     assert len(np.unique(ties[0, 23])) == 1
-
-
-def test_the_page_is_true(tmp_path, monkeypatch):
-    """docs/python-policies.md: its policy keeps the contract, by the tests that it shows."""
-    page = (REPOSITORY / "docs" / "python-policies.md").read_text(encoding="utf-8")
-    policy, tests, strategy = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "mine.py").write_text(policy[: policy.index("comparison =")], encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    names: dict = {}
-    exec(compile(tests + strategy, "docs/python-policies.md", "exec"), names)
-    for property in PROPERTIES:
-        names["test_contract"](property)
-        assert f"| `{property}` |" in page
-    names["test_it_evicts"]()
-    names["test_it_keeps_the_newest_token"]()
 
 
 def test_without_hypothesis_it_says_what_to_install(monkeypatch):
