@@ -64,8 +64,7 @@ void print_loss(const Json& result) {
 }
 
 void print_claims(const Json& claims) {
-  std::vector<std::vector<std::string>> rows{
-      {"claim", "status", "measured", "bound", "slack", "cases", "verdict"}};
+  Rows rows{{"claim", "status", "measured", "bound", "slack", "cases", "verdict"}};
   for (const Json& claim : claims) {
     rows.push_back({claim["id"].get<std::string>() + "  " + claim["title"].get<std::string>(),
                     claim["status"].get<std::string>(), short_number(claim["measured"]),
@@ -85,8 +84,8 @@ void print_decay(const Json& decay) {
   fmt::print(
       "\nattention that evicted tokens would still receive is at most A (1-λ)^age; R3: all that one may "
       "lose\n");
-  std::vector<std::vector<std::string>> rows{
-      {"layer", "evictions", "A", "λ", "R3", "fitted on half: A", "λ", "exceeded in", "95 % interval"}};
+  Rows rows{
+      {"layer", "evictions", "A", "&λ", "R3", "fitted on half: A", "&λ", "exceeded in", "&95 % interval"}};
   const auto add = [&](const std::string& name, const Json& layer) {
     std::vector<std::string>& row = rows.emplace_back();
     row = {name, fmt::format("{}", layer["evictions"].get<Index>())};
@@ -113,7 +112,7 @@ void print_decay(const Json& decay) {
 
 void print_safe(const Json& safe, const Json& epsilon) {
   fmt::print("\nwhat the proved bounds allow for a loss of at most {}\n", short_number(epsilon));
-  std::vector<std::vector<std::string>> rows{{"parameter", "allowed", "used here", "measured loss"}};
+  Rows rows{{"parameter", "allowed", "used here", "measured loss"}};
   if (!safe["k"].is_null()) {
     rows.push_back({"k, steps with one eviction each (R1)", short_number(safe["k"]["largest"]), "-",
                     short_number(safe["k"]["measured"])});
@@ -195,7 +194,7 @@ void add_certify(CLI::App& app) {
   add_traces(*command, arguments->traces)->required();
   command->add_option("--policy", arguments->policy, "name or name:key=value,key=value")
       ->required()
-      ->type_name("SPEC");
+      ->type_name(kPolicySpec);
   command
       ->add_option("--epsilon", arguments->question.epsilon,
                    "The loss that may be: exit 1 if a sequence's mean missed mass is larger")

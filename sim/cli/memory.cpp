@@ -213,8 +213,7 @@ void print_shape(const Json& shape) {
         "\n{} bytes a token would be {:.4g} times that. Within 5 % of it, and no more than "
         "possibilities:\n",
         published["token_bytes"].get<Index>(), published["ratio"].get<double>());
-    std::vector<std::vector<std::string>> rows{
-        {"bytes a number", "sequences at once", "bytes a token", "off"}};
+    Rows rows{{"bytes a number", "sequences at once", "bytes a token", "off"}};
     for (const Json& way : published["would_be"]) {
       const double off = way["token_bytes"].get<double>() / published["token_bytes"].get<double>() - 1.0;
       rows.push_back({way["element_bytes"].dump(), way["sequences"].dump(), way["token_bytes"].dump(),
@@ -227,7 +226,7 @@ void print_shape(const Json& shape) {
 /// key  `bytes` or `model_bytes`
 void print_bytes(const Json& summary, const char* key, const char* title, double unit) {
   fmt::print("\n{}\n", title);
-  std::vector<std::vector<std::string>> rows{{"policy", "prefill"}};
+  Rows rows{{"policy", "prefill"}};
   for (const Index percent : kPercents) {
     rows.front().push_back(percent == 0 ? "step 1" : fmt::format("{} %", percent));
   }
@@ -268,8 +267,7 @@ void print_runs(const Json& result) {
 }
 
 void print_models() {
-  std::vector<std::vector<std::string>> rows{
-      {"model", "layers", "KV heads", "head_dim", "bytes a token", "source"}};
+  Rows rows{{"model", "layers", "KV heads", "head_dim", "bytes a token", "source"}};
   for (const ModelShape& model : model_shapes()) {
     const CacheShape& shape = model.shape;
     rows.push_back({model.name, fmt::format("{}", shape.layers), fmt::format("{}", shape.kv_heads),
@@ -325,9 +323,10 @@ void add_memory(CLI::App& app) {
       "memory", "Bytes of a KV cache: of a model's shape, and over time while policies evict");
   add_traces(*command, arguments->traces);
   command->add_option("--policy", arguments->policies, "name or name:key=value,key=value")
-      ->type_name("SPEC")
+      ->type_name(kPolicySpec)
       ->allow_extra_args(false);
-  command->add_option("--model", arguments->model, "A shape by name; `hae memory` lists them");
+  command->add_option("--model", arguments->model, "A shape by name; `hae memory` lists them")
+      ->type_name(kModelName);
   command->add_option("--layers", arguments->shape.layers)->check(CLI::Range(Index{1}, kMost));
   command->add_option("--kv-heads", arguments->shape.kv_heads)->check(CLI::Range(Index{1}, kMost));
   command->add_option("--head-dim", arguments->shape.head_dim)->check(CLI::Range(Index{1}, kMost));

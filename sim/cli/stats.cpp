@@ -29,7 +29,7 @@ struct Arguments {
 /// cells  the columns of one layer's summary
 template <typename Cells>
 void print_by_layer(const Json& summary, std::vector<std::string> heading, const Cells& cells) {
-  std::vector<std::vector<std::string>> rows{std::move(heading)};
+  Rows rows{std::move(heading)};
   const auto add = [&](std::string name, const Json& layer) {
     std::vector<std::string>& row = rows.emplace_back(std::vector{std::move(name)});
     std::ranges::move(cells(layer), std::back_inserter(row));
@@ -46,8 +46,8 @@ void print_sparsity(const Json& summary) {
       "\nshare of probabilities at or below the threshold; variance of the attention that a prompt "
       "token receives from prompt text\n");
   print_by_layer(summary,
-                 {"layer", "prefill", "visual", "text", "decode", "visual", "text", "variance visual",
-                  "variance text", "ratio"},
+                 {"layer", "prefill", "&visual", "&text", "decode", "&visual", "&text", "variance visual",
+                  "&variance text", "&ratio"},
                  [](const Json& layer) {
                    std::vector<std::string> cells;
                    for (const char* rows : {"prefill", "decode"}) {
@@ -75,7 +75,7 @@ void print_broadcast(const Json& summary, const StatisticsQuestion& question) {
   std::vector<std::string> heading{"layer"};
   for (const double r : question.r) {
     heading.push_back(fmt::format("r = {}", r));
-    heading.emplace_back("evicts");
+    heading.emplace_back("&evicts");
   }
   print_by_layer(summary, heading, [&](const Json& layer) {
     std::vector<std::string> cells;
