@@ -23,7 +23,7 @@ void print_all() {
   for (const reference::PolicyInfo& info : known_policies()) {
     fmt::print("{:<{}}{}", info.name, longest + 2, paragraph(info.summary, longest + 2));
   }
-  fmt::print("\n`hae policies NAME` shows a policy's options, source and fidelity.\n");
+  fmt::print("\n{}", paragraph("`hae policies NAME` shows a policy's options, source and fidelity.", 0));
 }
 
 /// A heading and one line an option, in columns.

@@ -69,36 +69,32 @@ std::string part_of_table(const Rows& rows, const std::vector<std::size_t>& widt
   return text;
 }
 
-/// Where the part of a table ends that begins at a column and fits a terminal. One column always fits, with
-/// those that stay beside it.
+/// Where the part of a table ends that begins at a column and fits a terminal: where nothing is joined, if it
+/// can be. One column always fits.
 std::size_t end_of_part(const std::vector<std::size_t>& widths, const std::set<std::size_t>& joined,
                         std::size_t begin, std::size_t columns) {
-  std::size_t end = begin;
+  std::size_t end = begin;  // of the columns that fit and are not joined to the next
   std::size_t used = widths.front();
   for (std::size_t c = begin; c < widths.size(); ++c) {
-    if (c > begin && !joined.contains(c)) {
-      end = c;  // All before it fit.
-    }
+    end = joined.contains(c) ? end : c;
     used += kGap.size() + widths[c];
-    if (used > columns && end > begin) {
-      return end;
+    if (used > columns && c > begin) {
+      return end > begin ? end : c;
     }
   }
   return widths.size();
 }
 
-constexpr std::size_t kBar = 24;  ///< columns of the longest bar
-
 /// A bar of eighths of a column, with the spaces that make it as wide as the longest.
-std::string bar(double share) {
+std::string bar(double share, std::size_t longest) {
   constexpr std::array kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-  const auto eighths = static_cast<std::size_t>(std::lround(share * 8.0 * kBar));
+  const auto eighths = static_cast<std::size_t>(std::lround(share * 8.0 * static_cast<double>(longest)));
   std::string text;
   for (std::size_t full = 0; full < eighths / 8; ++full) {
     text += "█";
   }
   text += kEighths.at(eighths % 8);
-  return text + padding(text, kBar);
+  return text + padding(text, longest);
 }
 
 /// A mean, with half the width of its interval if there is one.
@@ -182,10 +178,12 @@ std::string bars(const Json& summary) {
   if (summary.size() < 2 || !(most > 0.0)) {
     return "";
   }
-  Rows rows{{"policy", has_pull ? "missed pull" : "missed mass", "&" + std::string(kBar, ' ')}};
+  constexpr std::size_t kLongest = 24;
+  const std::size_t longest = std::min(kLongest, terminal_columns(stdout).value_or(80) / 4);
+  Rows rows{{"policy", has_pull ? "missed pull" : "missed mass", "&"}};
   for (const Json& policy : summary) {
     rows.push_back({policy["policy"].get<std::string>(), mean_text(policy[figure], "{:.4f}"),
-                    bar(mean(policy[figure]) / most)});
+                    bar(mean(policy[figure]) / most, longest)});
   }
   return format_table(rows);
 }
