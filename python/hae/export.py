@@ -30,7 +30,9 @@ def moment(text: str) -> str | int:
 def output(text: str) -> Path:
     path = Path(text)
     if path.suffix not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text}: expected a name that ends in .npz or .safetensors")
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected a name that ends in .npz or .safetensors"
+        )
     return path
 
 

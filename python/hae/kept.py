@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -58,7 +57,7 @@ class KeptRun:
 
 
 def kept_positions(run: KeptRun, step: int) -> list[list[np.ndarray]]:
-    """Positions that are resident when a step's evictions are done: [layer][lane], ascending, int64.
+    """Positions that are resident after a step's evictions: [layer][lane], ascending, int64.
 
     step    0: the prefill, when all prompt tokens have been cached; s: the s-th decode step, when
             tokens up to position P + s - 1 have
@@ -102,7 +101,7 @@ def _refuse_unfit(run: KeptRun, lane: np.ndarray, lanes: int) -> None:
         raise RecordError(f"{where}: its log evicts tokens that are not there", BAD_INPUT)
 
 
-# -------------------------------------------------------------------------------- where runs come from
+# ------------------------------------------------------------------------------------ runs
 
 
 @cache
@@ -199,7 +198,7 @@ def runs_of(source: Path, policies: Sequence[str], traces: Sequence[Path]) -> li
         ) from None
 
 
-# --------------------------------------------------------------------------------------- the file
+# ------------------------------------------------------------------------------------ file
 
 
 def step_of(at: str | int, run: KeptRun) -> int:

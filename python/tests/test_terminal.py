@@ -57,7 +57,9 @@ def test_a_long_name_is_broken_and_whole():
 
 def test_bars_are_as_long_as_what_is_lost():
     _, text = shown(COMPARE, 120, env=environment())
-    bars = dict(re.findall(r"^(greedy|hae:r=0.007,alpha=0.008) +[\d.]+  ([█▏▎▍▌▋▊▉]+)$", text, re.M))
+    bars = dict(
+        re.findall(r"^(greedy|hae:r=0.007,alpha=0.008) +[\d.]+  ([█▏▎▍▌▋▊▉]+)$", text, re.M)
+    )
     values = dict(re.findall(r"^(greedy|hae:r=0.007,alpha=0.008) +([\d.]+)  █", text, re.M))
     assert len(bars["greedy"]) == 24  # the longest
     share = float(values["hae:r=0.007,alpha=0.008"]) / float(values["greedy"])
