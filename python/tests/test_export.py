@@ -12,8 +12,11 @@ import sys
 import h5py
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
+from test_docs import blocks
 from test_replay_agrees import REPOSITORY, program
+from transformers import DynamicCache
 
 import hae
 from hae import export
@@ -257,3 +260,24 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(out, monkeypatch, c
     assert "--out" in one_line(capsys)
     assert os.listdir() == ["self.npz"]
     assert sha256(tmp_path / "self.npz") == sha256(TRACE)
+
+
+def test_the_page_reads_what_is_written(folder, monkeypatch, tmp_path):
+    read_npz, prune = blocks("docs/export.md", "Reading it")
+    monkeypatch.chdir(tmp_path)
+    policy = ["--policy", "hae:r=0.007,alpha=0.008"]
+    for name in ("kept.npz", "kept.safetensors"):
+        assert export.main([str(TRACE), *policy, "--out", name]) == 0
+    names = {"cache": DynamicCache()}
+    exec(compile(read_npz, "docs/export.md", "exec"), names)
+    prompt, arrays = names["runs"][0]["prompt"], names["kept"]
+    assert 0 < names["shares"][0] < 1
+    for layer in range(LAYERS):
+        positions = torch.arange(prompt, dtype=torch.float32).expand(1, KV_HEADS, prompt)
+        states = positions[..., None].repeat(1, 1, 1, 2)
+        names["cache"].update(states, -states, layer)
+    exec(compile(prune, "docs/export.md", "exec"), names)
+    for index, layer in enumerate(names["cache"].layers):
+        expected = arrays[f"runs.0.layers.{index}"].tolist()
+        assert layer.keys[0, KV_HEADS - 1, :, 1].tolist() == expected
+        assert (-layer.values[0, 0, :, 0]).tolist() == expected
