@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -226,7 +228,8 @@ def _table(summary: list[dict[str, Any]]) -> str:
         line["policy"]: {title: cell(line.get(name)) for title, name in columns.items()}
         for line in summary
     }
-    return pd.DataFrame.from_dict(rows, orient="index").to_string()
+    columns_shown = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return pd.DataFrame.from_dict(rows, orient="index").to_string(line_width=columns_shown)
 
 
 def _manifest(

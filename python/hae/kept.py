@@ -8,11 +8,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import h5py
 import numpy as np
+from tqdm import tqdm
 
 from hae import _engine, comparison, sequences
 from hae.errors import BAD_INPUT, USAGE, RecordError, reason
@@ -104,23 +104,50 @@ def _refuse_unfit(run: KeptRun, lane: np.ndarray, lanes: int) -> None:
 # ------------------------------------------------------------------------------------ runs
 
 
-@cache
-def _opened(path: Path) -> tuple[_engine.Trace, str]:
-    """A trace and its SHA-256. raises TraceError"""
-    return sequences.open(path), sha256(path)
+class Traces:
+    """Trace files, each opened once.
+
+    given  where those of stored runs may be now
+    """
+
+    def __init__(self, given: Sequence[Path] = ()) -> None:
+        self._given = given
+        self._open: dict[Path, tuple[_engine.Trace, str]] = {}
+
+    def at(self, path: Path) -> tuple[_engine.Trace, str]:
+        """The trace and its SHA-256. raises TraceError"""
+        if path not in self._open:
+            self._open[path] = sequences.open(path), sha256(path)
+        return self._open[path]
+
+    def of(self, runs: Path, stored: Path, digest: str) -> _engine.Trace:
+        """The trace that stored runs were made from. raises RecordError when it is not found"""
+        for path in (*self._given, stored):
+            if path.is_file():
+                trace, found = self.at(path)
+                if found == digest:
+                    return trace
+        raise RecordError(
+            f"{runs}: its trace {stored} is not there, or has changed; name the one with SHA-256 "
+            f"{digest} by --trace",
+            BAD_INPUT,
+        )
 
 
 def _replayed(source: Path, policies: Sequence[str]) -> Iterator[KeptRun]:
-    for path in map(Path, _engine.trace_files([os.fspath(source)])):
-        trace, digest = _opened(path)
-        of_runs = [sequence for sequence in trace for _ in policies]
-        for sequence, run in zip(of_runs, comparison.replay(trace, policies), strict=True):
+    paths = [Path(path) for path in _engine.trace_files([os.fspath(source)])]
+    traces = Traces()
+    all_sequences = [(sequence, path) for path in paths for sequence in traces.at(path)[0]]
+    progress = tqdm(all_sequences, desc="replaying", unit="sequence", disable=None, delay=1)
+    for sequence, path in progress:
+        for run in comparison.replay(sequence, policies):
             log = run.log
             columns = {name: log[name].to_numpy(np.int64, na_value=-1) for name in COLUMNS}
+            digest = traces.at(path)[1]
             yield KeptRun(sequence, digest, run.policy, run.options, run.lanes, columns)
 
 
-def _stored(path: Path, policies: Sequence[str], traces: Sequence[Path]) -> Iterator[KeptRun]:
+def _stored(path: Path, policies: Sequence[str], traces: Traces) -> Iterator[KeptRun]:
     """The runs of a run file, in its order; of all policies where none is named."""
     wanted = [_engine.NativePolicy(policy).spec for policy in policies]
     with h5py.File(path, "r") as file:
@@ -137,23 +164,23 @@ def _stored(path: Path, policies: Sequence[str], traces: Sequence[Path]) -> Iter
             if wanted and policy not in wanted:
                 continue
             index = int(group.attrs["trace"])
-            trace = _trace_of(path, Path(paths[index]), digests[index], traces)
+            trace = traces.of(path, Path(paths[index]), digests[index])
             sequence = trace[int(group.attrs["sequence_index"])]
-            columns = {name: group[f"log/{name}"][()].astype(np.int64) for name in COLUMNS}
             keys, values = (group[f"option_{part}"].asstr()[()] for part in ("key", "value"))
             options = dict(zip(keys, values, strict=True))
-            yield KeptRun(sequence, digests[index], policy, options, group.attrs["lanes"], columns)
+            yield KeptRun(
+                sequence, digests[index], policy, options, group.attrs["lanes"], _log_of(group)
+            )
 
 
-def _trace_of(runs: Path, stored: Path, digest: str, given: Sequence[Path]) -> _engine.Trace:
-    for path in (*given, stored):
-        if path.is_file() and _opened(path)[1] == digest:
-            return _opened(path)[0]
-    raise RecordError(
-        f"{runs}: its trace {stored} is not there, or has changed; name the one with SHA-256 "
-        f"{digest} by --trace",
-        BAD_INPUT,
-    )
+def _log_of(group: h5py.Group) -> dict[str, np.ndarray]:
+    """raises ValueError for columns that are no log"""
+    log = {name: group[f"log/{name}"] for name in COLUMNS}
+    shapes = {column.shape for column in log.values()}
+    integers = all(np.issubdtype(column.dtype, np.integer) for column in log.values())
+    if not integers or len(shapes) > 1 or len(shapes.pop()) != 1:
+        raise ValueError(f"{group.name}/log is not a list of evictions")
+    return {name: column[()].astype(np.int64) for name, column in log.items()}
 
 
 def _run_file(source: Path) -> Path | None:
@@ -163,11 +190,13 @@ def _run_file(source: Path) -> Path | None:
         return None
     try:
         with h5py.File(path, "r") as file:
-            if file.attrs.get("format") != RUN_FORMAT:
-                return None
-            version, complete = file.attrs.get("version"), file.attrs.get("complete", 0)
-    except OSError:
+            kind, version, complete = (
+                file.attrs.get(name) for name in ("format", "version", "complete")
+            )
+    except (OSError, RuntimeError, ValueError, TypeError):
         return None  # The engine will say what is wrong.
+    if not isinstance(kind, str) or kind != RUN_FORMAT:
+        return None
     if version != RUN_VERSION or not complete:
         raise RecordError(
             f"{path}: not a whole run file of version {RUN_VERSION}; make it again with hae "
@@ -177,9 +206,10 @@ def _run_file(source: Path) -> Path | None:
     return path
 
 
-def runs_of(source: Path, policies: Sequence[str], traces: Sequence[Path]) -> list[KeptRun]:
+def runs_of(source: Path, policies: Sequence[str], given: Sequence[Path]) -> list[KeptRun]:
     """The runs that an input stands for: stored ones, or those of policies over its traces.
 
+    given   where the traces of stored runs may be now
     raises  RecordError, TraceError, ConfigError, NeedsError
     """
     path = _run_file(source)
@@ -190,8 +220,10 @@ def runs_of(source: Path, policies: Sequence[str], traces: Sequence[Path]) -> li
             raise RecordError(f"{source}: holds no stored runs; name a --policy to replay", USAGE)
         return list(_replayed(source, policies))
     try:
-        return list(_stored(path, policies, traces))
-    except (LookupError, ValueError, TypeError, OSError, RuntimeError) as error:
+        return list(_stored(path, policies, Traces(given)))
+    except (LookupError, ValueError, TypeError, OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, (RecordError, _engine.TraceError, _engine.ConfigError)):
+            raise
         raise RecordError(
             f"{path}: cannot be read: {reason(error)}; make it again with hae compare --out",
             BAD_INPUT,
@@ -272,5 +304,11 @@ def export(options: argparse.Namespace) -> None:
         import safetensors  # noqa: F401  # before the work, not after it
     runs = runs_of(options.input, options.policy, options.trace)
     arrays = arrays_of(runs, options.at)
-    write_whole(out, file_bytes(out.suffix, arrays, metadata_of(runs, options.at)))
+    data = file_bytes(out.suffix, arrays, metadata_of(runs, options.at))
+    try:
+        write_whole(out, data)
+    except OSError as error:
+        raise RecordError(
+            f"--out {out}: cannot be written ({error.strerror}); check the disk", USAGE
+        ) from None
     print(f"{out}: {len(arrays)} arrays of {len(runs)} runs")

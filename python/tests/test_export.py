@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from pseudo_terminal import Terminal
 from safetensors import safe_open
 from test_docs import blocks
 from test_replay_agrees import REPOSITORY, program
@@ -223,6 +227,8 @@ def one_line(capsys):
         (["damaged.h5"], 3, "damaged.h5"),
         (["wrong.h5"], 3, "not there"),
         (["unfinished.h5"], 3, "unfinished.h5"),
+        (["fractions.h5"], 3, "fractions.h5"),
+        (["ragged.h5"], 3, "ragged.h5"),
     ],
 )
 def test_what_cannot_be_exported_is_said_in_a_line(
@@ -232,7 +238,7 @@ def test_what_cannot_be_exported_is_said_in_a_line(
     (tmp_path / "results").symlink_to(folder / "results")
     (tmp_path / "text.h5").write_text("not a trace", encoding="utf-8")
     stored = folder / "results" / "runs.h5"
-    for name in ("damaged.h5", "wrong.h5", "unfinished.h5"):
+    for name in ("damaged.h5", "wrong.h5", "unfinished.h5", "fractions.h5", "ragged.h5"):
         shutil.copy(stored, name)
     with h5py.File("damaged.h5", "r+") as file:
         del file["runs/000003/log/token"]
@@ -240,6 +246,10 @@ def test_what_cannot_be_exported_is_said_in_a_line(
         file["runs/000000/log/token"][0] = 10**6
     with h5py.File("unfinished.h5", "r+") as file:
         file.attrs["complete"] = 0
+    for name, step in (("fractions.h5", [np.nan]), ("ragged.h5", [0])):
+        with h5py.File(name, "r+") as file:
+            del file["runs/000000/log/step"]
+            file["runs/000000/log/step"] = np.array(step)
     before = sorted(os.listdir())
     try:
         assert export.main([*arguments, "--out", "kept.npz"]) == code
@@ -281,3 +291,34 @@ def test_the_page_reads_what_is_written(folder, monkeypatch, tmp_path):
         expected = arrays[f"runs.0.layers.{index}"].tolist()
         assert layer.keys[0, KV_HEADS - 1, :, 1].tolist() == expected
         assert (-layer.values[0, 0, :, 0]).tolist() == expected
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    out = tmp_path / "kept.npz"
+    command = [sys.executable, "-m", "hae.export", str(TRACE), "--policy", "full"]
+    done = subprocess.run(
+        [*command, "--out", str(out)],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY / "python")},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"hae-export: --out .*kept\.npz: cannot be written .*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_it_leaves_nothing(tmp_path):
+    trace, out = tmp_path / "long.h5", tmp_path / "kept.npz"
+    shape = "--layers 8 --query-heads 8 --kv-heads 4 --prompt 1200 --tokens 1300 --sequences 12"
+    synth = [program(), "synth", "--kind", "heavy-hitters", "--out", str(trace), *shape.split()]
+    subprocess.run(synth, check=True, capture_output=True)
+    command = [sys.executable, "-m", "hae.export", str(trace), "--policy", "greedy:budget=200"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "python")}
+    with Terminal([*command, "--out", str(out)], env=environment) as terminal:
+        terminal.read(r"replaying: +\d+%.*<")  # the time left
+        terminal.process.send_signal(signal.SIGINT)
+        text = terminal.read()
+        assert terminal.process.wait() == 128 + signal.SIGINT
+    assert text.endswith("hae-export: interrupted; nothing was written\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["long.h5"]
