@@ -49,6 +49,26 @@ def test_a_table_fits_the_terminal_and_leaves_nothing_out(columns):
     assert cells(plain, "greedy")[:11] == numbers  # The bars come behind.
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stats", str(TRACE)],
+        ["memory", str(TRACE), "--policy", LONG, "--model", "llava-1.5-7b", "--published", "99999"],
+        ["memory"],
+        ["certify", str(TRACE), "--policy", "greedy:budget=60", "--epsilon", "0.9"],
+    ],
+    ids=lambda arguments: " ".join(arguments[::2]),
+)
+def test_whatever_is_printed_fits(arguments):
+    code, text = shown([program(), *arguments], 72, env=environment())
+    assert code == 0
+    plain = SEQUENCE.sub("", re.sub(r"(?m)^.*\r\x1b\[K", "", text))  # without what was wiped
+    assert max(map(columns_of, plain.splitlines())) <= 72
+    whole = subprocess.run([program(), *arguments], capture_output=True, text=True, check=True)
+    words, expected = (set(re.findall(r"[\w.]+", of)) for of in (plain, whole.stdout))
+    assert words == expected
+
+
 def test_a_long_name_is_broken_and_whole():
     _, text = shown(COMPARE, 60, env=environment())
     assert LONG not in text

@@ -129,27 +129,21 @@ void print_comparison(const Json& result, const Arguments& arguments) {
   const Json& runs = result["runs"];
   const Json& summary = result["summary"];
   const std::size_t sequences = runs.size() / summary.size();
-  fmt::print("{}\n", paragraph(fmt::format("{} sequence{}, open loop: queries, keys and values are those of "
-                                           "the full-cache run",
-                                           sequences, sequences == 1 ? "" : "s"),
-                               0));
+  print_prose("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n",
+              sequences, sequences == 1 ? "" : "s");
   std::fputs(summary_table(summary).c_str(), stdout);
   const std::string shown_bars = is_terminal(stdout) ? bars(summary) : "";
   fmt::print("{}{}", shown_bars.empty() ? "" : "\n", shown_bars);
   if (arguments.kinds) {
-    fmt::print(
-        "\n{}{}",
-        paragraph("evictions by kind of token, and the share of each kind's tokens that is kept to the end; "
-                  "text of the prompt, before and after its first visual token",
-                  0),
-        kinds_table(summary));
+    print_prose(
+        "\nevictions by kind of token, and the share of each kind's tokens that is kept to the end; text of "
+        "the prompt, before and after its first visual token");
+    std::fputs(kinds_table(summary).c_str(), stdout);
   }
   if (arguments.overlap) {
-    fmt::print(
-        "\n{}{}",
-        paragraph(
-            "overlap of what two policies keep to the end, |A ∩ B| / |A ∪ B|: mean over layers and lanes", 0),
-        overlap_table(result["overlap"]));
+    print_prose(
+        "\noverlap of what two policies keep to the end, |A ∩ B| / |A ∪ B|: mean over layers and lanes");
+    std::fputs(overlap_table(result["overlap"]).c_str(), stdout);
   }
   const std::string warnings = warning_lines(runs);
   fmt::print("{}{}", warnings.empty() ? "" : "\n", warnings);

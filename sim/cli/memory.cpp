@@ -11,6 +11,7 @@
 #include "sim/cli/output_file.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/run_table.hpp"
+#include "sim/cli/terminal.hpp"
 #include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
@@ -196,22 +197,22 @@ Json memory_summary(const Json& runs, const std::vector<PolicySource>& policies)
 }
 
 void print_shape(const Json& shape) {
-  fmt::print("{}{} layers x {} KV heads x {} x 2 (K and V) x {} bytes = {} bytes a token, {:.4g} MiB\n",
-             shape["model"].is_null() ? "" : shape["model"].get<std::string>() + ": ",
-             shape["layers"].get<Index>(), shape["kv_heads"].get<Index>(), shape["head_dim"].get<Index>(),
-             shape["element_bytes"].get<Index>(), shape["token_bytes"].get<Index>(),
-             shape["token_bytes"].get<double>() / kMiB);
+  print_prose("{}{} layers x {} KV heads x {} x 2 (K and V) x {} bytes = {} bytes a token, {:.4g} MiB",
+              shape["model"].is_null() ? "" : shape["model"].get<std::string>() + ": ",
+              shape["layers"].get<Index>(), shape["kv_heads"].get<Index>(), shape["head_dim"].get<Index>(),
+              shape["element_bytes"].get<Index>(), shape["token_bytes"].get<Index>(),
+              shape["token_bytes"].get<double>() / kMiB);
   if (!shape["source"].is_null()) {
-    fmt::print("source: {}\n", shape["source"].get<std::string>());
+    print_prose("source: {}", shape["source"].get<std::string>());
   }
   if (!shape["tokens"].is_null()) {
     fmt::print("{} tokens: {} bytes, {:.1f} MiB\n", shape["tokens"].get<Index>(), shape["bytes"].get<Index>(),
                shape["bytes"].get<double>() / kMiB);
   }
   for (const Json& published : shape["published"]) {
-    fmt::print(
+    print_prose(
         "\n{} bytes a token would be {:.4g} times that. Within 5 % of it, and no more than "
-        "possibilities:\n",
+        "possibilities:",
         published["token_bytes"].get<Index>(), published["ratio"].get<double>());
     Rows rows{{"bytes a number", "sequences at once", "bytes a token", "off"}};
     for (const Json& way : published["would_be"]) {
@@ -256,9 +257,9 @@ void print_bytes(const Json& summary, const char* key, const char* title, double
 void print_runs(const Json& result) {
   const Json& summary = result["summary"];
   const std::size_t sequences = result["runs"].size() / summary.size();
-  fmt::print(
+  print_prose(
       "{} sequence{}; bytes of the KV cache while attention is computed, means over groups; `50 %`: at "
-      "half of the decode steps\n",
+      "half of the decode steps",
       sequences, sequences == 1 ? "" : "s");
   print_bytes(summary, "bytes", "the trace's own shape, KiB", kKiB);
   if (!result["shape"].is_null()) {
@@ -274,7 +275,7 @@ void print_models() {
                     fmt::format("{}", shape.head_dim), fmt::format("{}", shape.token_bytes()), model.source});
   }
   std::fputs(format_table(rows).c_str(), stdout);
-  fmt::print("\n2 bytes a number. `hae memory --model NAME` shows one; see hae memory --help.\n");
+  print_prose("\n2 bytes a number. `hae memory --model NAME` shows one; see hae memory --help.");
 }
 
 void run(const Arguments& arguments) {

@@ -23,7 +23,7 @@ void print_all() {
   for (const reference::PolicyInfo& info : known_policies()) {
     fmt::print("{:<{}}{}", info.name, longest + 2, paragraph(info.summary, longest + 2));
   }
-  fmt::print("\n{}", paragraph("`hae policies NAME` shows a policy's options, source and fidelity.", 0));
+  print_prose("\n`hae policies NAME` shows a policy's options, source and fidelity.");
 }
 
 /// A heading and one line an option, in columns.
@@ -61,7 +61,7 @@ void print_option_list(std::span<const reference::OptionInfo> options) {
 
 void print_one(const reference::PolicyInfo& info) {
   constexpr std::size_t kIndent = 10;
-  fmt::print("{}\n", paragraph(fmt::format("{}: {}", info.name, info.summary), 0));
+  print_prose("{}: {}\n", info.name, info.summary);
   fmt::print("source    {}", paragraph(info.source, kIndent));
   fmt::print("fidelity  {}", paragraph(info.fidelity, kIndent));
   if (info.options.empty()) {

@@ -33,8 +33,8 @@ Progress::Progress(std::string label, double total)
       start_(std::chrono::steady_clock::now()),
       last_(start_) {}
 
-Progress::~Progress() {
-  if (drawn_) {
+void Progress::wipe() {
+  if (std::exchange(drawn_, false)) {
     std::fputs("\r\033[K", stderr);
   }
 }

@@ -17,7 +17,7 @@ namespace hae::cli {
 namespace {
 
 constexpr std::string_view kGap = "  ";
-constexpr std::size_t kLeastName = 16;  ///< columns that the first column of a narrow table may always have
+constexpr std::size_t kLeast = 16;  ///< how wide a column may be on any terminal
 
 /// Columns that stay beside the one before them; takes the mark off their headings.
 std::set<std::size_t> take_joined(std::vector<std::string>& heading) {
@@ -46,25 +46,47 @@ std::string padding(const std::string& text, std::size_t width) {
   return std::string(width - std::min(width, text_width(text)), ' ');
 }
 
-/// The first column and the columns [begin, end).
+/// A cell in lines as wide as its column. A name begins at the left, anything else ends at the right.
+std::vector<std::string> cell_lines(const std::string& text, std::size_t width, bool is_name) {
+  std::vector<std::string> lines{text};
+  if (text_width(text) > width) {
+    lines = wrapped(text, width - (is_name ? kGap.size() : 0));
+  }
+  for (std::string& line : lines) {
+    if (is_name && &line != &lines.front()) {
+      line.insert(0, kGap);
+    }
+    line.insert(is_name ? line.size() : 0, padding(line, width));
+  }
+  return lines;
+}
+
+/// One row: the first column and the columns [begin, end). Cells that are too wide take several lines.
+std::string row_text(const std::vector<std::string>& row, const std::vector<std::size_t>& widths,
+                     std::size_t begin, std::size_t end) {
+  std::vector<std::string> lines = cell_lines(row.front(), widths.front(), true);
+  for (std::size_t c = begin; c < std::min(end, row.size()); ++c) {
+    const std::vector<std::string> cell = cell_lines(row[c], widths[c], false);
+    lines.resize(std::max(lines.size(), cell.size()), padding("", text_width(lines.front())));
+    for (std::size_t l = 0; l < lines.size(); ++l) {
+      lines[l].append(kGap).append(l < cell.size() ? cell[l] : padding("", widths[c]));
+    }
+  }
+  std::string text;
+  for (const std::string& line : lines) {
+    text.append(line, 0, line.find_last_not_of(' ') + 1) += '\n';
+  }
+  return text;
+}
+
+/// The first column and the columns [begin, end) of all rows.
 std::string part_of_table(const Rows& rows, const std::vector<std::size_t>& widths, std::size_t begin,
                           std::size_t end) {
-  std::string text;
-  for (const std::vector<std::string>& row : rows) {
-    const bool is_heading = &row == &rows.front();
-    std::vector<std::string> name{row.front()};
-    if (text_width(row.front()) > widths.front()) {
-      name = wrapped(row.front(), widths.front() - kGap.size());
-    }
-    std::string line = name.front() + padding(name.front(), widths.front());
-    for (std::size_t c = begin; c < std::min(end, row.size()); ++c) {
-      line.append(kGap).append(padding(row[c], widths[c])).append(row[c]);
-    }
-    line.resize(line.find_last_not_of(' ') + 1);
-    text += (is_heading ? painted(line, fmt::emphasis::bold) : line) + '\n';
-    for (std::size_t more = 1; more < name.size(); ++more) {
-      text.append(kGap).append(name[more]) += '\n';
-    }
+  std::string heading = row_text(rows.front(), widths, begin, end);
+  heading.pop_back();  // The line ends as plain as it began.
+  std::string text = painted(heading, fmt::emphasis::bold) + '\n';
+  for (std::size_t r = 1; r < rows.size(); ++r) {
+    text += row_text(rows[r], widths, begin, end);
   }
   return text;
 }
@@ -120,7 +142,11 @@ std::string format_table(Rows rows) {
   if (!columns || all <= *columns) {
     return part_of_table(rows, widths, 1, widths.size());
   }
-  widths.front() = std::min(widths.front(), std::max(kLeastName, *columns / 2));
+  widths.front() = std::min(widths.front(), std::max(kLeast, *columns / 2));
+  for (std::size_t c = 1; c < widths.size(); ++c) {
+    widths[c] =
+        std::min(widths[c], std::max(kLeast, *columns - std::min(*columns, widths.front() + kGap.size())));
+  }
   std::string text;
   for (std::size_t begin = 1; begin < widths.size();) {
     const std::size_t end = end_of_part(widths, joined, begin, *columns);

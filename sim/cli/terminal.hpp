@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace hae::cli {
@@ -28,5 +29,16 @@ std::vector<std::string> wrapped(std::string_view text, std::size_t width);
 
 /// A paragraph for stdout: on a terminal in lines that fit it, each indented; in a pipe one line.
 std::string paragraph(std::string_view text, std::size_t indent);
+
+/// Prints lines of prose, each a paragraph.
+template <typename... Values>
+void print_prose(fmt::format_string<Values...> format, Values&&... values) {
+  std::string_view text = "";
+  const std::string all = fmt::format(format, std::forward<Values>(values)...);
+  for (std::size_t begin = 0; begin <= all.size(); begin += text.size() + 1) {
+    text = std::string_view(all).substr(begin, all.find('\n', begin) - begin);
+    std::fputs(paragraph(text, 0).c_str(), stdout);
+  }
+}
 
 }  // namespace hae::cli
