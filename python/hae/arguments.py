@@ -30,6 +30,8 @@ def argument_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="hae-record",
         description="Run a Hugging Face model greedily and write one trace sequence per prompt.",
+        epilog="example: hae record MODEL_DIR --prompts prompts.jsonl --max-new-tokens 32 "
+        "--out trace.h5",
     )
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="Llama family, or LLaVA")
     parser.add_argument("--out", type=Path, required=True, metavar="F.h5")

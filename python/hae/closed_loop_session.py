@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,10 +21,10 @@ from transformers.utils import logging
 
 from hae import _engine, effects, hf
 from hae.capture import CaptureError
-from hae.cleanup import finally_do
 from hae.comparison import Run, compare
 from hae.decoder import UnsupportedModel, decoder_of
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError
+from hae.files import sha256, write_whole
 from hae.prompts import Prompt, PromptError, load_prompts, prepare
 from hae.session import load_model
 
@@ -88,7 +87,8 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         "summary": [_summary(spec, runs) for spec in specs],
     }
     if options.json is not None:
-        _write(options.json, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+        write_whole(options.json, text.encode())
     print(f"{len(sequences)} sequences, closed loop; ± is half a 95 % t interval over groups\n")
     print(_table(result["summary"]))
 
@@ -228,7 +228,8 @@ def _table(summary: list[dict[str, Any]]) -> str:
         line["policy"]: {title: cell(line.get(name)) for title, name in columns.items()}
         for line in summary
     }
-    return pd.DataFrame.from_dict(rows, orient="index").to_string()
+    columns_shown = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return pd.DataFrame.from_dict(rows, orient="index").to_string(line_width=columns_shown)
 
 
 def _manifest(
@@ -245,8 +246,8 @@ def _manifest(
             "transformers": transformers.__version__,
         },
         "model": str(options.model),
-        "weights_sha256": {path.name: _sha256(path) for path in weights},
-        "prompts": {"path": str(options.prompts), "sha256": _sha256(options.prompts)},
+        "weights_sha256": {path.name: sha256(path) for path in weights},
+        "prompts": {"path": str(options.prompts), "sha256": sha256(options.prompts)},
         "policies": specs,
         "match": options.match,
         "max_new_tokens": options.max_new_tokens,
@@ -254,21 +255,3 @@ def _manifest(
         "attention": options.attention,
         "device": options.device,
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Under a temporary name, then renamed."""
-    partial = path.with_name(path.name + ".partial")
-
-    def remove() -> None:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-    with finally_do(remove):
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)

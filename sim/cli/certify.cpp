@@ -12,6 +12,7 @@
 #include "sim/cli/progress.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/run_table.hpp"
+#include "sim/cli/terminal.hpp"
 #include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
@@ -46,26 +47,25 @@ std::string verdict_text(const Json& claim) {
 void print_loss(const Json& result) {
   const Json& loss = result["loss"];
   const Json& conformal = loss["conformal"];
-  fmt::print("{}\n{} sequence{}, open loop; loss: mean missed mass of a sequence's decode rows\n\n",
-             result["policy"].get<std::string>(), loss["sequences"].size(),
-             loss["sequences"].size() == 1 ? "" : "s");
+  print_prose("{}\n{} sequence{}, open loop; loss: mean missed mass of a sequence's decode rows\n",
+              result["policy"].get<std::string>(), loss["sequences"].size(),
+              loss["sequences"].size() == 1 ? "" : "s");
   fmt::print("largest measured loss   {}, epsilon {}\n", short_number(loss["measured"]),
              short_number(result["epsilon"]));
   const double sure = 1.0 - conformal["delta"].get<double>();
   if (conformal["bound"].is_null()) {
-    fmt::print("a new sequence          no bound: {} groups, at least {} are needed for probability {:.4g}\n",
-               conformal["groups"].get<Index>(), conformal["groups_needed"].get<Index>(), sure);
+    print_prose("a new sequence          no bound: {} groups, at least {} are needed for probability {:.4g}",
+                conformal["groups"].get<Index>(), conformal["groups_needed"].get<Index>(), sure);
   } else {
-    fmt::print(
+    print_prose(
         "a new sequence          at most {} with probability {:.4g}, if it is exchangeable with these {} "
-        "groups\n",
+        "groups",
         short_number(conformal["bound"]), sure, conformal["groups"].get<Index>());
   }
 }
 
 void print_claims(const Json& claims) {
-  std::vector<std::vector<std::string>> rows{
-      {"claim", "status", "measured", "bound", "slack", "cases", "verdict"}};
+  Rows rows{{"claim", "status", "measured", "bound", "slack", "cases", "verdict"}};
   for (const Json& claim : claims) {
     rows.push_back({claim["id"].get<std::string>() + "  " + claim["title"].get<std::string>(),
                     claim["status"].get<std::string>(), short_number(claim["measured"]),
@@ -76,17 +76,19 @@ void print_claims(const Json& claims) {
   fmt::print("\nwhere a claim does not apply\n");
   for (const Json& claim : claims) {
     if (!claim["applies"].get<bool>()) {
-      fmt::print("  {:<15} {}\n", claim["id"].get<std::string>(), claim["unmet"].get<std::string>());
+      constexpr std::size_t kIndent = 18;
+      fmt::print("  {:<15} {}", claim["id"].get<std::string>(),
+                 paragraph(claim["unmet"].get<std::string>(), kIndent));
     }
   }
 }
 
 void print_decay(const Json& decay) {
-  fmt::print(
+  print_prose(
       "\nattention that evicted tokens would still receive is at most A (1-λ)^age; R3: all that one may "
-      "lose\n");
-  std::vector<std::vector<std::string>> rows{
-      {"layer", "evictions", "A", "λ", "R3", "fitted on half: A", "λ", "exceeded in", "95 % interval"}};
+      "lose");
+  Rows rows{
+      {"layer", "evictions", "A", "&λ", "R3", "fitted on half: A", "&λ", "exceeded in", "&95 % interval"}};
   const auto add = [&](const std::string& name, const Json& layer) {
     std::vector<std::string>& row = rows.emplace_back();
     row = {name, fmt::format("{}", layer["evictions"].get<Index>())};
@@ -112,8 +114,8 @@ void print_decay(const Json& decay) {
 }
 
 void print_safe(const Json& safe, const Json& epsilon) {
-  fmt::print("\nwhat the proved bounds allow for a loss of at most {}\n", short_number(epsilon));
-  std::vector<std::vector<std::string>> rows{{"parameter", "allowed", "used here", "measured loss"}};
+  print_prose("\nwhat the proved bounds allow for a loss of at most {}", short_number(epsilon));
+  Rows rows{{"parameter", "allowed", "used here", "measured loss"}};
   if (!safe["k"].is_null()) {
     rows.push_back({"k, steps with one eviction each (R1)", short_number(safe["k"]["largest"]), "-",
                     short_number(safe["k"]["measured"])});
@@ -138,9 +140,9 @@ void print_certificate(const Json& result) {
   print_loss(result);
   print_claims(result["claims"]);
   if (!result["own_scores"].is_null()) {
-    fmt::print(
+    print_prose(
         "\nG1 is about scores=full. With the policy's own scores greedy eviction of the same budget is at "
-        "best {} better in a row, over {} rows\n",
+        "best {} better in a row, over {} rows",
         short_number(result["own_scores"]["largest_difference"]), result["own_scores"]["rows"].get<Index>());
   }
   print_decay(result["decay"]);
@@ -175,6 +177,7 @@ void run(const Arguments& arguments) {
   Progress bar("certifying", static_cast<double>(sources.size()));
   const Json result = certification(sources, policies.front(), arguments.question, made_from, options,
                                     [&](double done) { bar.show(done); });
+  bar.wipe();
   const std::vector<Check> checks = certificate_checks(result);
   if (!arguments.json.empty()) {
     write_file(arguments.json, json_text(result));
@@ -195,7 +198,7 @@ void add_certify(CLI::App& app) {
   add_traces(*command, arguments->traces)->required();
   command->add_option("--policy", arguments->policy, "name or name:key=value,key=value")
       ->required()
-      ->type_name("SPEC");
+      ->type_name(kPolicySpec);
   command
       ->add_option("--epsilon", arguments->question.epsilon,
                    "The loss that may be: exit 1 if a sequence's mean missed mass is larger")

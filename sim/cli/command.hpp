@@ -1,6 +1,8 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -17,6 +19,11 @@ enum ExitCode : int {
   kDevice = 4,
   kClaimFailed = 5,
 };
+
+// Type names, as --help shows them, of values that completion knows.
+inline constexpr const char* kPolicySpec = "SPEC";
+inline constexpr const char* kPolicyName = "POLICY";
+inline constexpr const char* kModelName = "MODEL";
 
 /// Thrown by a subcommand whose work is done and whose answer is no (exit code 1). The message goes to
 /// stderr.
@@ -46,5 +53,13 @@ void add_stats(CLI::App& app);
 void add_memory(CLI::App& app);
 void add_validate(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_completion(CLI::App& app);
+
+/// Answers a completion script, which asks what the last word of a command line can be: one candidate a line,
+/// a tab and what it means; none where a file may stand.
+///
+/// arguments  of this program: `completion candidates --` and the words up to the cursor
+/// returns    whether they are a script's
+bool answer_completion(const CLI::App& app, const std::vector<std::string>& arguments);
 
 }  // namespace hae::cli

@@ -14,6 +14,7 @@
 #include "sim/cli/result_folder.hpp"
 #include "sim/cli/result_json.hpp"
 #include "sim/cli/run_table.hpp"
+#include "sim/cli/terminal.hpp"
 #include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
@@ -128,19 +129,21 @@ void print_comparison(const Json& result, const Arguments& arguments) {
   const Json& runs = result["runs"];
   const Json& summary = result["summary"];
   const std::size_t sequences = runs.size() / summary.size();
-  fmt::print("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n\n",
-             sequences, sequences == 1 ? "" : "s");
+  print_prose("{} sequence{}, open loop: queries, keys and values are those of the full-cache run\n",
+              sequences, sequences == 1 ? "" : "s");
   std::fputs(summary_table(summary).c_str(), stdout);
+  const std::string shown_bars = is_terminal(stdout) ? bars(summary) : "";
+  fmt::print("{}{}", shown_bars.empty() ? "" : "\n", shown_bars);
   if (arguments.kinds) {
-    fmt::print(
+    print_prose(
         "\nevictions by kind of token, and the share of each kind's tokens that is kept to the end; text of "
-        "the prompt, before and after its first visual token\n{}",
-        kinds_table(summary));
+        "the prompt, before and after its first visual token");
+    std::fputs(kinds_table(summary).c_str(), stdout);
   }
   if (arguments.overlap) {
-    fmt::print(
-        "\noverlap of what two policies keep to the end, |A ∩ B| / |A ∪ B|: mean over layers and lanes\n{}",
-        overlap_table(result["overlap"]));
+    print_prose(
+        "\noverlap of what two policies keep to the end, |A ∩ B| / |A ∪ B|: mean over layers and lanes");
+    std::fputs(overlap_table(result["overlap"]).c_str(), stdout);
   }
   const std::string warnings = warning_lines(runs);
   fmt::print("{}{}", warnings.empty() ? "" : "\n", warnings);
@@ -150,8 +153,10 @@ void print_comparison(const Json& result, const Arguments& arguments) {
 void conclude(const std::vector<Check>& checks, std::size_t rule_checks) {
   for (std::size_t i = 0; i < rule_checks; ++i) {
     const Check& check = checks[i];
-    fmt::print("{}{}: {} ({}: {})\n", i == 0 ? "\n" : "", check.passed ? "ok" : "FAILED", check.name,
-               check.policy, check.message);
+    fmt::print("{}{}: {} ({}: {})\n", i == 0 ? "\n" : "",
+               check.passed ? painted("ok", fmt::fg(fmt::terminal_color::green))
+                            : painted("FAILED", fmt::fg(fmt::terminal_color::red)),
+               check.name, check.policy, check.message);
   }
   const auto failed = [](const Check& check) { return !check.passed; };
   const auto first = std::ranges::find_if(checks, failed);
@@ -255,7 +260,7 @@ void add_compare(CLI::App& app) {
       ->add_option("--policy", arguments->comparison.policies,
                    "name or name:key=value,key=value; the first is what others are measured against")
       ->required()
-      ->type_name("SPEC")
+      ->type_name(kPolicySpec)
       ->allow_extra_args(false);
   command
       ->add_option("--match", arguments->match,

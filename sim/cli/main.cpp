@@ -51,6 +51,7 @@ void build(CLI::App& app) {
   add_memory(app);
   add_validate(app);
   add_bench(app);
+  add_completion(app);
 }
 
 /// Whether `word` is meant as a subcommand this program does not know.
@@ -103,6 +104,9 @@ int run(int argc, char** argv) {
       "eviction policies and measures what each loses.",
       "hae"};
   build(app);
+  if (answer_completion(app, {argv + std::min(argc, 1), argv + argc})) {
+    return output_arrived() ? kDone : fail(kUsage, kLostOutput);
+  }
   if (argc > 1 && is_foreign(app, argv[1])) {
     return run_foreign(argv);
   }

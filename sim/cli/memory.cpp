@@ -11,6 +11,7 @@
 #include "sim/cli/output_file.hpp"
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/run_table.hpp"
+#include "sim/cli/terminal.hpp"
 #include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
@@ -196,25 +197,24 @@ Json memory_summary(const Json& runs, const std::vector<PolicySource>& policies)
 }
 
 void print_shape(const Json& shape) {
-  fmt::print("{}{} layers x {} KV heads x {} x 2 (K and V) x {} bytes = {} bytes a token, {:.4g} MiB\n",
-             shape["model"].is_null() ? "" : shape["model"].get<std::string>() + ": ",
-             shape["layers"].get<Index>(), shape["kv_heads"].get<Index>(), shape["head_dim"].get<Index>(),
-             shape["element_bytes"].get<Index>(), shape["token_bytes"].get<Index>(),
-             shape["token_bytes"].get<double>() / kMiB);
+  print_prose("{}{} layers x {} KV heads x {} x 2 (K and V) x {} bytes = {} bytes a token, {:.4g} MiB",
+              shape["model"].is_null() ? "" : shape["model"].get<std::string>() + ": ",
+              shape["layers"].get<Index>(), shape["kv_heads"].get<Index>(), shape["head_dim"].get<Index>(),
+              shape["element_bytes"].get<Index>(), shape["token_bytes"].get<Index>(),
+              shape["token_bytes"].get<double>() / kMiB);
   if (!shape["source"].is_null()) {
-    fmt::print("source: {}\n", shape["source"].get<std::string>());
+    print_prose("source: {}", shape["source"].get<std::string>());
   }
   if (!shape["tokens"].is_null()) {
     fmt::print("{} tokens: {} bytes, {:.1f} MiB\n", shape["tokens"].get<Index>(), shape["bytes"].get<Index>(),
                shape["bytes"].get<double>() / kMiB);
   }
   for (const Json& published : shape["published"]) {
-    fmt::print(
+    print_prose(
         "\n{} bytes a token would be {:.4g} times that. Within 5 % of it, and no more than "
-        "possibilities:\n",
+        "possibilities:",
         published["token_bytes"].get<Index>(), published["ratio"].get<double>());
-    std::vector<std::vector<std::string>> rows{
-        {"bytes a number", "sequences at once", "bytes a token", "off"}};
+    Rows rows{{"bytes a number", "sequences at once", "bytes a token", "off"}};
     for (const Json& way : published["would_be"]) {
       const double off = way["token_bytes"].get<double>() / published["token_bytes"].get<double>() - 1.0;
       rows.push_back({way["element_bytes"].dump(), way["sequences"].dump(), way["token_bytes"].dump(),
@@ -227,7 +227,7 @@ void print_shape(const Json& shape) {
 /// key  `bytes` or `model_bytes`
 void print_bytes(const Json& summary, const char* key, const char* title, double unit) {
   fmt::print("\n{}\n", title);
-  std::vector<std::vector<std::string>> rows{{"policy", "prefill"}};
+  Rows rows{{"policy", "prefill"}};
   for (const Index percent : kPercents) {
     rows.front().push_back(percent == 0 ? "step 1" : fmt::format("{} %", percent));
   }
@@ -257,9 +257,9 @@ void print_bytes(const Json& summary, const char* key, const char* title, double
 void print_runs(const Json& result) {
   const Json& summary = result["summary"];
   const std::size_t sequences = result["runs"].size() / summary.size();
-  fmt::print(
+  print_prose(
       "{} sequence{}; bytes of the KV cache while attention is computed, means over groups; `50 %`: at "
-      "half of the decode steps\n",
+      "half of the decode steps",
       sequences, sequences == 1 ? "" : "s");
   print_bytes(summary, "bytes", "the trace's own shape, KiB", kKiB);
   if (!result["shape"].is_null()) {
@@ -268,15 +268,14 @@ void print_runs(const Json& result) {
 }
 
 void print_models() {
-  std::vector<std::vector<std::string>> rows{
-      {"model", "layers", "KV heads", "head_dim", "bytes a token", "source"}};
+  Rows rows{{"model", "layers", "KV heads", "head_dim", "bytes a token", "source"}};
   for (const ModelShape& model : model_shapes()) {
     const CacheShape& shape = model.shape;
     rows.push_back({model.name, fmt::format("{}", shape.layers), fmt::format("{}", shape.kv_heads),
                     fmt::format("{}", shape.head_dim), fmt::format("{}", shape.token_bytes()), model.source});
   }
   std::fputs(format_table(rows).c_str(), stdout);
-  fmt::print("\n2 bytes a number. `hae memory --model NAME` shows one; see hae memory --help.\n");
+  print_prose("\n2 bytes a number. `hae memory --model NAME` shows one; see hae memory --help.");
 }
 
 void run(const Arguments& arguments) {
@@ -325,9 +324,10 @@ void add_memory(CLI::App& app) {
       "memory", "Bytes of a KV cache: of a model's shape, and over time while policies evict");
   add_traces(*command, arguments->traces);
   command->add_option("--policy", arguments->policies, "name or name:key=value,key=value")
-      ->type_name("SPEC")
+      ->type_name(kPolicySpec)
       ->allow_extra_args(false);
-  command->add_option("--model", arguments->model, "A shape by name; `hae memory` lists them");
+  command->add_option("--model", arguments->model, "A shape by name; `hae memory` lists them")
+      ->type_name(kModelName);
   command->add_option("--layers", arguments->shape.layers)->check(CLI::Range(Index{1}, kMost));
   command->add_option("--kv-heads", arguments->shape.kv_heads)->check(CLI::Range(Index{1}, kMost));
   command->add_option("--head-dim", arguments->shape.head_dim)->check(CLI::Range(Index{1}, kMost));

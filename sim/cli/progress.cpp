@@ -1,23 +1,40 @@
 #include "sim/cli/progress.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <utility>
+
+#include "sim/cli/terminal.hpp"
 
 namespace hae::cli {
+namespace {
+
+/// A time in words that stay short: `42 s`, `3 min 07 s`, `2 h 05 min`.
+std::string time_text(double seconds) {
+  const auto whole = static_cast<long long>(std::min(seconds, 3.6e6) + 0.5);
+  if (whole < 60) {
+    return fmt::format("{} s", whole);
+  }
+  if (whole < 3600) {
+    return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+  }
+  return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
+}
+
+}  // namespace
 
 Progress::Progress(std::string label, double total)
     : label_(std::move(label)),
       total_(total),
-      terminal_(isatty(STDERR_FILENO) == 1),
+      terminal_(is_terminal(stderr)),
       start_(std::chrono::steady_clock::now()),
       last_(start_) {}
 
-Progress::~Progress() {
-  if (drawn_) {
+void Progress::wipe() {
+  if (std::exchange(drawn_, false)) {
     std::fputs("\r\033[K", stderr);
   }
 }
@@ -31,12 +48,18 @@ void Progress::show(double done) {
   }
   last_ = now;
   drawn_ = true;
-  constexpr int kWidth = 30;
   const double share = total_ > 0.0 ? std::clamp(done / total_, 0.0, 1.0) : 0.0;
-  const int filled = static_cast<int>(share * kWidth);
-  const double left = share > 0.0 ? elapsed / share - elapsed : 0.0;
-  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {:.0f} s left\033[K", label_, "", filled, "",
-             kWidth - filled, share * 100.0, left);
+  const std::string left = share > 0.0 ? time_text(elapsed / share - elapsed) + " left" : "";
+  const std::string text = fmt::format("{:3.0f} % {}", share * 100.0, left);
+  // One line, or the next one could not take its place.
+  const std::size_t columns = terminal_columns(stderr).value_or(80) - 1;
+  constexpr std::size_t kLongest = 30;
+  const std::size_t around = label_.size() + text.size() + 4;
+  const std::size_t width = std::min(kLongest, columns - std::min(columns, around));
+  const auto filled = static_cast<std::size_t>(share * static_cast<double>(width));
+  const std::string line =
+      fmt::format("{} [{:#<{}}{:.<{}}] {}", label_, "", filled, "", width - filled, text);
+  fmt::print(stderr, "\r{}\033[K", line.substr(0, columns));
   std::fflush(stderr);
 }
 

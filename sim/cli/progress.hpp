@@ -12,12 +12,15 @@ class Progress {
  public:
   /// total  units of work
   Progress(std::string label, double total);
-  ~Progress();
+  ~Progress() { wipe(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   /// Work that is done, in [0, total].
   void show(double done);
+
+  /// Takes the bar off the terminal, before anything else is printed there.
+  void wipe();
 
  private:
   std::string label_;

@@ -78,7 +78,7 @@ void add_replay(CLI::App& app) {
   command->add_option("trace", arguments->trace, "Trace file")->required()->type_name("TRACE");
   command->add_option("--policy", arguments->policy, "name or name:key=value,key=value")
       ->required()
-      ->type_name("SPEC");
+      ->type_name(kPolicySpec);
   command->add_option("--out", arguments->out, "Write the eviction log to this file (HDF5)")
       ->type_name("RUN.h5");
   command->add_flag("--events", arguments->events,

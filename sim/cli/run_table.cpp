@@ -3,18 +3,120 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
+
+#include "sim/cli/terminal.hpp"
 
 namespace hae::cli {
 namespace {
 
-/// Code points of UTF-8 text: what a terminal shows as one column each, for the characters used here.
-std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+constexpr std::string_view kGap = "  ";
+constexpr std::size_t kLeast = 16;  ///< how wide a column may be on any terminal
+
+/// Columns that stay beside the one before them; takes the mark off their headings.
+std::set<std::size_t> take_joined(std::vector<std::string>& heading) {
+  std::set<std::size_t> joined;
+  for (std::size_t c = 0; c < heading.size(); ++c) {
+    if (heading[c].starts_with('&')) {
+      heading[c].erase(0, 1);
+      joined.insert(c);
+    }
+  }
+  return joined;
+}
+
+std::vector<std::size_t> widths_of(const Rows& rows) {
+  std::vector<std::size_t> widths;
+  for (const std::vector<std::string>& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      widths[c] = std::max(widths[c], text_width(row[c]));
+    }
+  }
+  return widths;
+}
+
+std::string padding(const std::string& text, std::size_t width) {
+  return std::string(width - std::min(width, text_width(text)), ' ');
+}
+
+/// A cell in lines as wide as its column. A name begins at the left, anything else ends at the right.
+std::vector<std::string> cell_lines(const std::string& text, std::size_t width, bool is_name) {
+  std::vector<std::string> lines{text};
+  if (text_width(text) > width) {
+    lines = wrapped(text, width - (is_name ? kGap.size() : 0));
+  }
+  for (std::string& line : lines) {
+    if (is_name && &line != &lines.front()) {
+      line.insert(0, kGap);
+    }
+    line.insert(is_name ? line.size() : 0, padding(line, width));
+  }
+  return lines;
+}
+
+/// One row: the first column and the columns [begin, end). Cells that are too wide take several lines.
+std::string row_text(const std::vector<std::string>& row, const std::vector<std::size_t>& widths,
+                     std::size_t begin, std::size_t end) {
+  std::vector<std::string> lines = cell_lines(row.front(), widths.front(), true);
+  for (std::size_t c = begin; c < std::min(end, row.size()); ++c) {
+    const std::vector<std::string> cell = cell_lines(row[c], widths[c], false);
+    lines.resize(std::max(lines.size(), cell.size()), padding("", text_width(lines.front())));
+    for (std::size_t l = 0; l < lines.size(); ++l) {
+      lines[l].append(kGap).append(l < cell.size() ? cell[l] : padding("", widths[c]));
+    }
+  }
+  std::string text;
+  for (const std::string& line : lines) {
+    text.append(line, 0, line.find_last_not_of(' ') + 1) += '\n';
+  }
+  return text;
+}
+
+/// The first column and the columns [begin, end) of all rows.
+std::string part_of_table(const Rows& rows, const std::vector<std::size_t>& widths, std::size_t begin,
+                          std::size_t end) {
+  std::string heading = row_text(rows.front(), widths, begin, end);
+  heading.pop_back();  // The line ends as plain as it began.
+  std::string text = painted(heading, fmt::emphasis::bold) + '\n';
+  for (std::size_t r = 1; r < rows.size(); ++r) {
+    text += row_text(rows[r], widths, begin, end);
+  }
+  return text;
+}
+
+/// Where the part of a table ends that begins at a column and fits a terminal: where nothing is joined, if it
+/// can be. One column always fits.
+std::size_t end_of_part(const std::vector<std::size_t>& widths, const std::set<std::size_t>& joined,
+                        std::size_t begin, std::size_t columns) {
+  std::size_t end = begin;  // of the columns that fit and are not joined to the next
+  std::size_t used = widths.front();
+  for (std::size_t c = begin; c < widths.size(); ++c) {
+    end = joined.contains(c) ? end : c;
+    used += kGap.size() + widths[c];
+    if (used > columns && c > begin) {
+      return end > begin ? end : c;
+    }
+  }
+  return widths.size();
+}
+
+/// A bar of eighths of a column, with the spaces that make it as wide as the longest.
+std::string bar(double share, std::size_t longest) {
+  constexpr std::array kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+  const auto eighths = static_cast<std::size_t>(std::lround(share * 8.0 * static_cast<double>(longest)));
+  std::string text;
+  for (std::size_t full = 0; full < eighths / 8; ++full) {
+    text += "█";
+  }
+  text += kEighths.at(eighths % 8);
+  return text + padding(text, longest);
 }
 
 /// A mean, with half the width of its interval if there is one.
@@ -32,22 +134,24 @@ std::string figure_text(const Json& figure, const char* format, double unit = 1.
 
 }  // namespace
 
-std::string format_table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> widths;
-  for (const std::vector<std::string>& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()), 0);
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      widths[c] = std::max(widths[c], width(row[c]));
-    }
+std::string format_table(Rows rows) {
+  const std::optional<std::size_t> columns = terminal_columns(stdout);
+  const std::set<std::size_t> joined = take_joined(rows.front());
+  std::vector<std::size_t> widths = widths_of(rows);
+  const std::size_t all = std::accumulate(widths.begin(), widths.end(), kGap.size() * (widths.size() - 1));
+  if (!columns || all <= *columns) {
+    return part_of_table(rows, widths, 1, widths.size());
+  }
+  widths.front() = std::min(widths.front(), std::max(kLeast, *columns / 2));
+  for (std::size_t c = 1; c < widths.size(); ++c) {
+    widths[c] =
+        std::min(widths[c], std::max(kLeast, *columns - std::min(*columns, widths.front() + kGap.size())));
   }
   std::string text;
-  for (const std::vector<std::string>& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const std::string padding(widths[c] - width(row[c]), ' ');
-      text += c == 0 ? row[c] + padding : "  " + padding + row[c];
-    }
-    text.resize(text.find_last_not_of(' ') + 1);
-    text += '\n';
+  for (std::size_t begin = 1; begin < widths.size();) {
+    const std::size_t end = end_of_part(widths, joined, begin, *columns);
+    text += (text.empty() ? "" : "\n") + part_of_table(rows, widths, begin, end);
+    begin = end;
   }
   return text;
 }
@@ -57,9 +161,8 @@ std::string mean_text(const Json& figure, const char* format) {
 }
 
 std::string summary_table(const Json& summary) {
-  std::vector<std::vector<std::string>> rows = {{"policy", "tokens mean", "peak", "KiB mean",
-                                                 "missed mass mean", "optimal", "p95", "max", "missed pull",
-                                                 "rel. output error", "evictions", "events", ""}};
+  Rows rows = {{"policy", "tokens mean", "&peak", "KiB mean", "missed mass mean", "&optimal", "&p95", "&max",
+                "missed pull", "rel. output error", "evictions", "&events", "&"}};
   for (const Json& policy : summary) {
     rows.push_back(
         {policy["policy"].get<std::string>(), mean_text(policy["tokens.mean"], "{:.1f}"),
@@ -76,9 +179,8 @@ std::string summary_table(const Json& summary) {
 }
 
 std::string kinds_table(const Json& summary) {
-  std::vector<std::vector<std::string>> rows = {{"policy", "evicted visual", "text before", "text after",
-                                                 "generated", "kept visual", "text before", "text after",
-                                                 "generated"}};
+  Rows rows = {{"policy", "evicted visual", "&text before", "&text after", "&generated", "kept visual",
+                "&text before", "&text after", "&generated"}};
   for (const Json& policy : summary) {
     std::vector<std::string>& row = rows.emplace_back(std::vector{policy["policy"].get<std::string>()});
     for (const auto& [figure, format] : {std::pair("evicted_kinds", "{:.1f}"), {"kept_kinds", "{:.3f}"}}) {
@@ -90,8 +192,30 @@ std::string kinds_table(const Json& summary) {
   return format_table(rows);
 }
 
+std::string bars(const Json& summary) {
+  const auto mean = [](const Json& figure) { return figure.is_null() ? 0.0 : figure["mean"].get<double>(); };
+  const bool has_pull = std::ranges::none_of(
+      summary, [](const Json& policy) { return policy["decode.missed_pull.mean"].is_null(); });
+  const char* const figure = has_pull ? "decode.missed_pull.mean" : "decode.missed_mass.mean";
+  double most = 0.0;
+  for (const Json& policy : summary) {
+    most = std::max(most, mean(policy[figure]));
+  }
+  if (summary.size() < 2 || !(most > 0.0)) {
+    return "";
+  }
+  constexpr std::size_t kLongest = 24;
+  const std::size_t longest = std::min(kLongest, terminal_columns(stdout).value_or(80) / 4);
+  Rows rows{{"policy", has_pull ? "missed pull" : "missed mass", "&"}};
+  for (const Json& policy : summary) {
+    rows.push_back({policy["policy"].get<std::string>(), mean_text(policy[figure], "{:.4f}"),
+                    bar(mean(policy[figure]) / most, longest)});
+  }
+  return format_table(rows);
+}
+
 std::string overlap_table(const Json& overlap) {
-  std::vector<std::vector<std::string>> rows = {{"policy"}};
+  Rows rows = {{"policy"}};
   for (std::size_t p = 0; p < overlap["policies"].size(); ++p) {
     rows.front().push_back(fmt::format("{}", p + 1));
     std::vector<std::string>& row = rows.emplace_back(
@@ -126,7 +250,8 @@ std::string warning_lines(const Json& runs) {
     const bool is_shared =
         policies.size() > 1 && by_policy->second.size() == policies.size() &&
         std::ranges::all_of(by_policy->second, [&](const auto& of) { return of.second == count; });
-    text += fmt::format("warning: {}: {}{}\n", is_shared ? "all policies" : policy, warning,
+    text += fmt::format("{} {}: {}{}\n", painted("warning:", fmt::fg(fmt::terminal_color::yellow)),
+                        is_shared ? "all policies" : policy, warning,
                         count > 1 ? fmt::format(" ({} sequences)", count) : "");
     if (is_shared) {
       sequences.erase(by_policy);

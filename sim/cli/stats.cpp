@@ -12,6 +12,7 @@
 #include "sim/cli/replay_options.hpp"
 #include "sim/cli/run_table.hpp"
 #include "sim/cli/statistics.hpp"
+#include "sim/cli/terminal.hpp"
 #include "sim/cli/trace_files.hpp"
 
 namespace hae::cli {
@@ -29,7 +30,7 @@ struct Arguments {
 /// cells  the columns of one layer's summary
 template <typename Cells>
 void print_by_layer(const Json& summary, std::vector<std::string> heading, const Cells& cells) {
-  std::vector<std::vector<std::string>> rows{std::move(heading)};
+  Rows rows{std::move(heading)};
   const auto add = [&](std::string name, const Json& layer) {
     std::vector<std::string>& row = rows.emplace_back(std::vector{std::move(name)});
     std::ranges::move(cells(layer), std::back_inserter(row));
@@ -42,12 +43,12 @@ void print_by_layer(const Json& summary, std::vector<std::string> heading, const
 }
 
 void print_sparsity(const Json& summary) {
-  fmt::print(
+  print_prose(
       "\nshare of probabilities at or below the threshold; variance of the attention that a prompt "
-      "token receives from prompt text\n");
+      "token receives from prompt text");
   print_by_layer(summary,
-                 {"layer", "prefill", "visual", "text", "decode", "visual", "text", "variance visual",
-                  "variance text", "ratio"},
+                 {"layer", "prefill", "&visual", "&text", "decode", "&visual", "&text", "variance visual",
+                  "&variance text", "&ratio"},
                  [](const Json& layer) {
                    std::vector<std::string> cells;
                    for (const char* rows : {"prefill", "decode"}) {
@@ -65,17 +66,17 @@ void print_sparsity(const Json& summary) {
 
 void print_broadcast(const Json& summary, const StatisticsQuestion& question) {
   if (summary["all_layers"]["broadcast"].is_null()) {
-    fmt::print("\nbroadcast: not known, no sequence has all rows of prompt text\n");
+    print_prose("\nbroadcast: not known, no sequence has all rows of prompt text");
     return;
   }
-  fmt::print(
+  print_prose(
       "\nshare of layer 0's evicted visual tokens that a layer would evict too, and how many it would "
-      "evict (DAP, alpha = {})\n",
+      "evict (DAP, alpha = {})",
       question.alpha);
   std::vector<std::string> heading{"layer"};
   for (const double r : question.r) {
     heading.push_back(fmt::format("r = {}", r));
-    heading.emplace_back("evicts");
+    heading.emplace_back("&evicts");
   }
   print_by_layer(summary, heading, [&](const Json& layer) {
     std::vector<std::string> cells;
@@ -97,8 +98,8 @@ void print_ages(const Json& summary, const Json& ages) {
     if (std::ranges::all_of(all, [](const Json& mean) { return mean.is_null(); })) {
       continue;
     }
-    fmt::print("\nmean attention of a decode row to a {} token, by its age in steps\n",
-               kind == "prompt_text" ? "prompt text" : kind);
+    print_prose("\nmean attention of a decode row to a {} token, by its age in steps",
+                kind == "prompt_text" ? "prompt text" : kind);
     print_by_layer(summary, heading, [&, name = kind](const Json& layer) {
       std::vector<std::string> cells;
       for (const Json& mean : layer["age"].at(name)) {
@@ -121,9 +122,9 @@ void print_statistics(const Json& result, const StatisticsQuestion& question) {
     decode += sequence["rows"]["decode"].get<Index>();
     masked += sequence["all_layers"]["masked_rows"].get<Index>();
   }
-  fmt::print(
+  print_prose(
       "{} sequence{}, full cache: {} of {} prompt rows and {} decode rows a layer, {} masked rows; "
-      "means over groups\n",
+      "means over groups",
       sequences.size(), sequences.size() == 1 ? "" : "s", stored, prompt, decode, masked);
   print_sparsity(result["summary"]);
   print_broadcast(result["summary"], question);
@@ -141,6 +142,7 @@ void run(const Arguments& arguments) {
   Progress bar("reading", static_cast<double>(sources.size()));
   const Json result =
       statistics(sources, arguments.question, made_from, options, [&](double done) { bar.show(done); });
+  bar.wipe();
   if (!arguments.json.empty()) {
     write_file(arguments.json, json_text(result));
   }

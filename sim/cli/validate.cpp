@@ -192,6 +192,7 @@ void run_cases(const hae_kernels& kernels, const Arguments& arguments) {
     watch_case(name);
   };
   const std::vector<validate::OperationReport> reports = validate::validate(kernels, options);
+  bar.wipe();
   std::ranges::for_each(reports, print_report);
   if (!arguments.save.empty()) {
     const OutputFolder folder{arguments.save};
