@@ -77,11 +77,14 @@ def verify_sequence(model: PreTrainedModel, inputs: Inputs, part: Path, toleranc
     worst = 0.0
     with trace.open_trace(part) as file:
         group = file["sequences/000000"]
+        stored = trace.model_layers(group)
 
         def observe(call: AttentionCall) -> None:
             nonlocal worst
             count.add(call.layer, 0)
-            for head, found in enumerate(_stored_attention(group, call.layer)):
+            if call.layer not in stored:
+                return
+            for head, found in enumerate(_stored_attention(group, stored.index(call.layer))):
                 expected = call.probabilities[head].to("cpu", torch.float64).numpy()
                 error = np.abs(found - expected)
                 row, key = np.unravel_index(error.argmax(), error.shape)
@@ -94,11 +97,8 @@ def verify_sequence(model: PreTrainedModel, inputs: Inputs, part: Path, toleranc
                 worst = max(worst, float(error[row, key]))
 
         ids = torch.tensor(group["token_id"][()][None, :], device=model.device)
-        fed = {"input_ids": ids}
-        if inputs.pixel_values is not None:
-            fed["pixel_values"] = inputs.pixel_values
         with intercepted(decoder, "eager", observe):
-            model(**fed, use_cache=False, logits_to_keep=1)
+            model(input_ids=ids, **inputs.beside(ids.shape[1]), use_cache=False, logits_to_keep=1)
     count.check(steps=1)
     return worst
 

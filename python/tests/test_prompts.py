@@ -67,19 +67,19 @@ def test_every_picture_gets_as_many_tokens_as_it_has_features(spans, tail):
 
 
 def test_patches_are_numbered_row_by_row():
-    patch = patch_map(np.array([-1, 0, 0, 0, 0, 0, 0, -1]), rows=2, columns=3)
+    patch = patch_map(np.array([-1, 0, 0, 0, 0, 0, 0, -1]), [(2, 3)])
     assert patch.tolist() == [
         [-1, -1], [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [-1, -1],
     ]  # fmt: skip
 
 
 def test_a_class_token_before_the_grid_has_no_patch():
-    patch = patch_map(np.zeros(5, dtype=int), rows=2, columns=2)
+    patch = patch_map(np.zeros(5, dtype=int), [(2, 2)])
     assert patch.tolist() == [[-1, -1], [0, 0], [0, 1], [1, 0], [1, 1]]
 
 
 def test_a_picture_that_is_no_grid_has_no_patches():
-    assert (patch_map(np.zeros(7, dtype=int), rows=2, columns=2) == -1).all()
+    assert (patch_map(np.zeros(7, dtype=int), [(2, 2)]) == -1).all()
 
 
 # ------------------------------------------------------------------------------ with a model
