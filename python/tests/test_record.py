@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from recording import ORIGIN, record_one
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, VISUAL_TOKENS
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hae import capture, decoder, observers, record, recorder, session, trace, verify
-from hae.prompts import Prompt, prepare
 
-ORIGIN = trace.Origin(recorder="test 0", libraries="numpy 0", command="test")
 FIVE_TOKENS = "a b c d"  # and <bos>
 
 
@@ -40,26 +39,6 @@ def run(folder, model, entries, *options):
     out = folder / "out.h5"
     arguments = [str(model), "--out", str(out), "--prompts", str(prompts), *options]
     return record.main(arguments), out
-
-
-def record_one(model, text, path, images=(), reader=None, **settings):
-    """One sequence without the command line; returns what was recorded and the inputs."""
-    reader = reader or tiny_models.tokenizer()
-    inputs = prepare(model, reader, Prompt("p", text, list(images)))
-    job = recorder.Job(Prompt("p", text, list(images)), inputs, path)
-    return record_jobs(model, [job], reader, **settings)[0], inputs
-
-
-def record_jobs(model, jobs, reader=None, **settings):
-    """One batch without the command line; returns what was recorded."""
-    reader = reader or tiny_models.tokenizer()
-    return recorder.Recorder(
-        model,
-        getattr(reader, "tokenizer", reader),
-        recorder.Settings(**{"dtype": "float32", "max_new_tokens": 3} | settings),
-        ORIGIN,
-        model_name="tiny",
-    ).record(jobs)
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,31 @@
+"""One recording of a tiny model without the command line."""
+
+import tiny_models
+
+from hae import recorder, trace
+from hae.prompts import Prompt, prepare
+
+ORIGIN = trace.Origin(recorder="test 0", libraries="numpy 0", command="test")
+
+
+def job_of(model, reader, name, text, path, images=()):
+    prompt = Prompt(name, text, list(images))
+    return recorder.Job(prompt, prepare(model, reader, prompt), path)
+
+
+def record_jobs(model, jobs, reader=None, **settings):
+    """One batch. Returns what was recorded."""
+    reader = reader or tiny_models.tokenizer()
+    return recorder.Recorder(
+        model,
+        getattr(reader, "tokenizer", reader),
+        recorder.Settings(**{"dtype": "float32", "max_new_tokens": 3} | settings),
+        ORIGIN,
+        model_name="tiny",
+    ).record(jobs)
+
+
+def record_one(model, text, path, images=(), reader=None, **settings):
+    """One sequence. Returns what was recorded and the inputs."""
+    job = job_of(model, reader or tiny_models.tokenizer(), "p", text, path, images)
+    return record_jobs(model, [job], reader, **settings)[0], job.inputs
