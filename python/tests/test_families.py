@@ -175,6 +175,11 @@ def test_soft_capping_is_refused_in_one_line_before_any_work(tmp_path, capsys):
     assert "python/README.md lists what can" in line
 
 
+def test_gemma2_is_recorded_with_eager_attention_only(tmp_path, capsys):
+    code, line = refusal(tmp_path, capsys, tiny_models.gemma2(WINDOW), "--attention", "sdpa")
+    assert code == 3 and "does not support" in line and "eager" in line
+
+
 def test_a_family_with_pictures_that_is_not_listed_is_refused(monkeypatch):
     model = tiny_models.llava()
     model.config.model_type = "newest_vl"
