@@ -1,11 +1,26 @@
-"""How far a recording is, and the time left: on a terminal only."""
+"""What a recorder says: lines, and on a terminal how far it is and the time left."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 from tqdm import tqdm
+
+# The lock that tqdm makes by itself is shared with forked processes: one that is killed while it
+# holds it would stop the others.
+tqdm.set_lock(RLock())
+
+
+def say(text: str) -> None:
+    """Print a line. When nobody reads any more, the recording goes on in silence."""
+    try:
+        with tqdm.external_write_mode():  # above the bar, if there is one
+            print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = None
 
 
 class Progress:
@@ -27,5 +42,5 @@ class Progress:
 def progress(sequences: int, max_new_tokens: int) -> Iterator[Progress]:
     total = sequences * max_new_tokens
     # disable=None: shown when stderr is a terminal.
-    with tqdm(total=total, desc="recording", unit="token", disable=None, delay=1) as bar:
+    with tqdm(total=total, desc="recording", unit="token", disable=None) as bar:
         yield Progress(bar, max_new_tokens)

@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ import h5py
 import numpy as np
 import torch
 import transformers
-from tqdm import tqdm
 from transformers.utils import logging
 
 from hae import __version__, chat, trace
@@ -29,20 +27,10 @@ from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError, reason
 from hae.observers import remove_spool_of
 from hae.parts import finished_parts, is_joined, refuse_other_recording
 from hae.pictures import PICTURE_FAMILIES
-from hae.progress import progress
+from hae.progress import progress, say
 from hae.prompts import Inputs, Prompt, PromptError, load_prompts, prepare
 from hae.recorder import Job, Recorder, Settings
 from hae.verify import VerificationError, tolerance_of, verify_sequence
-
-
-def say(text: str) -> None:
-    """Print a line. When nobody reads any more, the recording goes on in silence."""
-    try:
-        with tqdm.external_write_mode():  # above the bar, if there is one
-            print(text, flush=True)
-    except BrokenPipeError:
-        sys.stdout = None
-
 
 # ----------------------------------------------------------------------------------- loading
 

@@ -1,5 +1,7 @@
-"""One recording of a tiny model without the command line."""
+"""Recordings of tiny models without the command line, and what is in a file."""
 
+import h5py
+import numpy as np
 import tiny_models
 
 from hae import recorder, trace
@@ -29,3 +31,18 @@ def record_one(model, text, path, images=(), reader=None, **settings):
     """One sequence. Returns what was recorded and the inputs."""
     job = job_of(model, reader or tiny_models.tokenizer(), "p", text, path, images)
     return record_jobs(model, [job], reader, **settings)[0], job.inputs
+
+
+def contents(trace_file):
+    """Everything of its sequences: attributes, and datasets as bytes."""
+    found = {}
+
+    def take(name, item):
+        found[name] = {key: np.asarray(value).tolist() for key, value in item.attrs.items()}
+        if isinstance(item, h5py.Dataset):
+            found[name] |= {"dtype": str(item.dtype), "shape": item.shape}
+            found[name]["bytes"] = np.ascontiguousarray(item[()]).tobytes()
+
+    with h5py.File(trace_file, "r") as file:
+        file["sequences"].visititems(take)
+    return found

@@ -1,6 +1,7 @@
 """The recorder, from models of random weights to finished trace files."""
 
 import argparse
+import io
 import json
 import sys
 import tracemalloc
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from recording import ORIGIN, record_one
+from recording import ORIGIN, contents, record_one
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, VISUAL_TOKENS
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hae import capture, decoder, observers, record, recorder, session, trace, verify
+from hae.progress import progress
 
 FIVE_TOKENS = "a b c d"  # and <bos>
 
@@ -612,11 +614,7 @@ def test_resume_gives_what_an_uninterrupted_run_gives(tmp_path, text_model, monk
     whole = tmp_path / "whole"
     whole.mkdir()
     _, expected = run(whole, text_model, ENTRIES, "--max-new-tokens", "2")
-    with trace.open_trace(out) as found, trace.open_trace(expected) as file:
-        assert list(found["sequences"]) == list(file["sequences"])
-        for name in file["sequences"]:
-            where = f"sequences/{name}/layers/000001/k"
-            assert (found[where][()] == file[where][()]).all()
+    assert contents(out) == contents(expected)
 
 
 def test_a_finished_part_of_another_model_is_not_joined(tmp_path, text_model, monkeypatch, capsys):
@@ -845,6 +843,34 @@ def test_a_closed_stdout_does_not_stop_the_recording(tmp_path, text_model, monke
     monkeypatch.setattr(sys, "stdout", Closed())
     code, out = run(tmp_path, text_model, [{"text": "a"}], "--max-new-tokens", "2")
     assert code == 0 and out.exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is_and_the_time_left(tmp_path, text_model, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    code, _ = run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2")
+    assert code == 0
+    last = sys.stderr.getvalue().split("\r")[-1]
+    assert "recording: 100%" in last and "6/6" in last and "<00:00" in last
+
+
+def test_sequences_that_end_early_count_as_whole(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress(sequences=3, max_new_tokens=10) as bar:
+        bar.step(2)
+        bar.step(1)  # one of two has ended
+        bar.finish(2)
+        bar.step(1)
+    assert "21/30" in sys.stderr.getvalue().split("\r")[-1]
+
+
+def test_nothing_but_a_terminal_shows_progress(tmp_path, text_model, capsys):
+    assert run(tmp_path, text_model, [{"text": "a"}], "--max-new-tokens", "2")[0] == 0
+    assert capsys.readouterr().err == ""
 
 
 # ------------------------------------------------------------------------------ model folders
