@@ -76,12 +76,10 @@ def test_stored_attention_of_a_batch_has_no_padding(tmp_path, family):
 
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
 def test_pictures_in_a_batch_are_recorded_as_alone(tmp_path, family):
-    if family == "llava":
-        make, processor = tiny_models.llava, tiny_models.processor
-        one, two = tiny_models.picture(0), tiny_models.picture(1)
-    else:
-        make, processor = PICTURE_FAMILIES[family]
-        one, two = tiny_models.picture(0, 32, 32), two_pictures()[1]  # five parts, and three
+    make, processor = PICTURE_FAMILIES[family]
+    one, two = two_pictures(family)
+    if family == "llava_next":
+        one = tiny_models.picture(0, 32, 32)  # five parts, and the other has three
     prompts = [("a <image> b", [two]), ("c", []), ("d <image> e <image>", [one, two])]
     settings = {"unrotated": True, "embedding_similarity": True}
     for pair in in_a_batch_and_alone(tmp_path, make(), processor(), prompts, **settings):

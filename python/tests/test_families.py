@@ -20,8 +20,9 @@ TEXT_FAMILIES = {
     "gemma2": (lambda: tiny_models.gemma2(WINDOW), [WINDOW, 0, WINDOW]),
     "gemma3_text": (lambda: tiny_models.gemma3(WINDOW), [WINDOW, 0, WINDOW]),
 }
-# model type -> model and processor. Pictures of 16 x 32 pixels.
+# model type -> model and processor.
 PICTURE_FAMILIES = {
+    "llava": (tiny_models.llava, tiny_models.processor),
     "llava_next": (tiny_models.llava_next, tiny_models.llava_next_processor),
     "qwen2_vl": (tiny_models.qwen2_vl, tiny_models.qwen_vl_processor),
     "qwen2_5_vl": (tiny_models.qwen2_5_vl, tiny_models.qwen_vl_processor),
@@ -91,9 +92,9 @@ def test_stored_attention_of_a_text_family_is_the_models(tmp_path, family):
     assert verify.verify_sequence(model, inputs, path, 1e-5) <= 1e-5
 
 
-def two_pictures():
-    """A wide one and a high one."""
-    size = ROWS_OF_PIXELS, COLUMNS_OF_PIXELS
+def two_pictures(family=None):
+    """A wide one and a high one; for LLaVA, which takes one size only, square ones."""
+    size = (16, 16) if family == "llava" else (ROWS_OF_PIXELS, COLUMNS_OF_PIXELS)
     return [tiny_models.picture(0, *size), tiny_models.picture(1, *size[::-1])]
 
 
@@ -105,7 +106,7 @@ def test_a_family_with_pictures_is_recorded_as_it_attends(tmp_path, family, payl
     assert model.config.model_type == family
     path = tmp_path / "a.h5"
     text = "a x <image> y b x <image> y c"
-    info, inputs = record_one(model, text, path, two_pictures(), reader, payload=payload)
+    info, inputs = record_one(model, text, path, two_pictures(family), reader, payload=payload)
     assert (np.unique(info.image) == [-1, 0, 1]).all()
     if payload == "qkv":
         expect_what_the_model_attends_to(model, inputs, path)
