@@ -114,9 +114,14 @@ def _prefill(model: PreTrainedModel, batch: Sequence[Inputs]) -> dict[str, Any]:
         "attention_mask": mask,
         "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0),
     }
-    with_pictures = [inputs.pictures for inputs in batch if inputs.pictures]
-    for key in with_pictures[0] if with_pictures else ():
-        fed[key] = _joined([pictures[key] for pictures in with_pictures])
+    with_pictures = [inputs for inputs in batch if inputs.pictures]
+    if not with_pictures:
+        return fed
+    for key in with_pictures[0].pictures:
+        fed[key] = _joined([inputs.pictures[key] for inputs in with_pictures])
+    for key in with_pictures[0].per_token:
+        numbers = [i.per_token.get(key, torch.zeros_like(i.input_ids)) for i in batch]
+        fed[key] = torch.cat([padded(*pair, 0) for pair in zip(numbers, widths, strict=True)])
     return fed
 
 

@@ -295,6 +295,11 @@ def prepare(model: PreTrainedModel, processor: Any, prompt: Prompt) -> Inputs:
         per_token = {key: batch[key].to(model.device) for key in family.per_token}
         output = model.get_image_features(**pictures)
         features = [len(one) for one in getattr(output, "pooler_output", output)]
+        if len(features) != len(prompt.images):
+            raise PromptError(
+                f"prompt {prompt.name}: the processor made {len(features)} pictures of "
+                f"{len(prompt.images)}, which is not recorded; turn its cutting of pictures off"
+            )
         grids = family.grids(model.config, pictures)
     image_token_id = getattr(model.config, "image_token_id", None)
     if image_token_id is None:
@@ -331,7 +336,8 @@ def _family_of(model: PreTrainedModel, batch: Any, prompt: Prompt) -> PictureFam
     """
     family = PICTURE_FAMILIES.get(model.config.model_type)
     known = (*family.keys, *family.per_token) if family else ()
-    if unknown := sorted(batch.keys() - _OF_THE_TEXT - set(known)):
+    unused = set(family.unused) if family else set()
+    if unknown := sorted(batch.keys() - _OF_THE_TEXT - set(known) - unused):
         raise PromptError(
             f"prompt {prompt.name}: the processor also gives {', '.join(unknown)}, which is not "
             f"recorded; expected {', '.join(known) or 'none'} for {model.config.model_type}"

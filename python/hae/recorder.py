@@ -25,6 +25,7 @@ from hae.observers import (
     remove_spool_of,
     spool_of,
 )
+from hae.pictures import PICTURE_FAMILIES
 from hae.prompts import Inputs, Prompt
 
 
@@ -80,6 +81,8 @@ class Recorder:
         self._origin, self._model_name = origin, model_name
         self._decoder = decoder_of(model)
         self._shape = shape_of(self._decoder)
+        family = PICTURE_FAMILIES.get(model.config.model_type)
+        self._bidirectional = family is not None and family.bidirectional
         head_dim = self._shape.head_dim
         self._unrotate = Unrotation(self._decoder, head_dim) if settings.unrotated else None
 
@@ -181,6 +184,7 @@ class Recorder:
             pictures={i: np.asarray(image) for i, image in enumerate(prompt.images)},
             embedding_similarity=embeddings and embeddings.similarity(row, inputs.modality),
             position=positions.of(row, capture.padding, len(ids) - 1),
+            bidirectional=bool(prompt.images) and self._bidirectional,
             model_layer=settings.layers,
             beams=settings.beams if settings.beams > 1 else None,
         )

@@ -205,11 +205,29 @@ def stored_layers(chosen: Sequence[int] | None, layers: int) -> Sequence[int] | 
 def refuse_batch(model: Any) -> None:
     """raises RecordError for a model whose prompts can only run alone"""
     family = PICTURE_FAMILIES.get(model.config.model_type)
-    if family is not None and family.per_token:
+    if family is not None and family.axes > 1:
         raise RecordError(
             f"--batch: {model.config.model_type} numbers the tokens of pictures in three "
             "dimensions, which are not padded here; leave --batch out",
             USAGE,
+        )
+
+
+def refuse_wide_pictures(
+    model: Any, windows: Sequence[int], prompt: Prompt, inputs: Inputs
+) -> None:
+    """raises PromptError when tokens of a picture see each other, but a sliding window is narrower
+    than the picture: models differ in what they see then
+    """
+    family = PICTURE_FAMILIES.get(model.config.model_type)
+    narrowest = min((window for window in windows if window > 0), default=None)
+    if family is None or not family.bidirectional or narrowest is None:
+        return
+    widest = max(np.bincount(inputs.image[inputs.image != trace.NO_IMAGE]), default=0)
+    if widest > narrowest:
+        raise PromptError(
+            f"prompt {prompt.name}: a picture of {widest} tokens in a sliding window of "
+            f"{narrowest}: a trace cannot say what its tokens see"
         )
 
 
@@ -304,7 +322,7 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         )
         decoder = decoder_of(model)
         refuse_compiled(model)
-        probe(decoder, options.attention)
+        rule = probe(decoder, options.attention)
         if options.batch > 1:
             refuse_batch(model)
         if options.chat:
@@ -316,6 +334,7 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         extents = []
         for index, prompt in enumerate(prompts):
             inputs = prepare(model, processor, prompt)
+            refuse_wide_pictures(model, rule.window, prompt, inputs)
             extents.append(Extent.of(prompt, inputs))
             if index in finished:
                 refuse_other_recording(

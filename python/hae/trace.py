@@ -161,6 +161,7 @@ class SequenceInfo:
     embedding_similarity  [visual prompt tokens, text prompt tokens] inner products of the input
                 embeddings, both in order of position; or None
     position    [T] or [T, axes] what the rotary embedding was given; None: 0 .. T - 1
+    bidirectional  whether prompt tokens of one picture also see each other, in every layer
     model_layer [layers] the model's number of each layer, ascending; None: 0 .. layers - 1
     beams       of the beam search whose best path this is; None: greedy
     raises      TraceError when the parts do not fit together
@@ -187,6 +188,7 @@ class SequenceInfo:
     pictures: Mapping[int, np.ndarray] = field(default_factory=dict)
     embedding_similarity: np.ndarray | None = None
     position: np.ndarray | None = None
+    bidirectional: bool = False
     model_layer: Sequence[int] | None = None
     beams: int | None = None
 
@@ -234,10 +236,16 @@ class SequenceInfo:
         return len(self.modality)
 
 
-def visible(tokens: int, window: int) -> np.ndarray:
-    """The causal mask rule: [query, key] bool, true where the query sees the key."""
+def visible(tokens: int, window: int, image: np.ndarray | None = None) -> np.ndarray:
+    """The mask rule: [query, key] bool, true where the query sees the key.
+
+    image  [tokens] picture of each token, where those of one picture see each other; -1 for others
+    """
     distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
-    return (distance >= 0) & ((distance < window) if window > 0 else True)
+    seen = (distance >= 0) & ((distance < window) if window > 0 else True)
+    if image is None:
+        return seen
+    return seen | ((image[:, None] == image[None, :]) & (image != NO_IMAGE))
 
 
 def create_sequence(file: h5py.File, index: int, info: SequenceInfo) -> h5py.Group:
@@ -264,6 +272,8 @@ def create_sequence(file: h5py.File, index: int, info: SequenceInfo) -> h5py.Gro
         data=np.array(encoded_tokens, dtype=h5py.string_dtype("utf-8", length)),
     )
     group.create_dataset("window", data=np.asarray(info.window, dtype=np.int64))
+    if info.bidirectional:
+        group.create_dataset("bidirectional", data=np.ones(info.layers, dtype=np.int64))
     if info.model_layer is not None:
         group.create_dataset("model_layer", data=np.asarray(info.model_layer, dtype=np.int64))
     if info.embedding_similarity is not None:

@@ -74,6 +74,14 @@ def test_stored_attention_of_a_batch_has_no_padding(tmp_path, family):
         expect_alike(*pair)
 
 
+def test_pictures_whose_tokens_see_each_other_in_a_batch_are_recorded_as_alone(tmp_path):
+    make, processor = PICTURE_FAMILIES["gemma3"]
+    one, two = two_pictures()
+    prompts = [("a b c x", [two]), ("c", []), ("x d e x", [one, two])]
+    for pair in in_a_batch_and_alone(tmp_path, make(), processor(), prompts):
+        expect_alike(*pair)
+
+
 @pytest.mark.parametrize("family", ["llava", "llava_next"])
 def test_pictures_in_a_batch_are_recorded_as_alone(tmp_path, family):
     make, processor = PICTURE_FAMILIES[family]

@@ -1,12 +1,14 @@
 """Each family of models in python/README.md: what is recorded is what the model computed."""
 
+import h5py
 import numpy as np
 import pytest
 import tiny_models
 import torch
 from recording import record_one
 
-from hae import decoder, record, trace, verify
+import hae
+from hae import decoder, record, session, trace, verify
 from hae.prompts import Prompt, PromptError, prepare
 
 WINDOW = 4
@@ -24,6 +26,7 @@ TEXT_FAMILIES = {
 PICTURE_FAMILIES = {
     "llava": (tiny_models.llava, tiny_models.processor),
     "llava_next": (tiny_models.llava_next, tiny_models.llava_next_processor),
+    "gemma3": (lambda: tiny_models.gemma3_pictures(WINDOW), tiny_models.gemma3_processor),
     "qwen2_vl": (tiny_models.qwen2_vl, tiny_models.qwen_vl_processor),
     "qwen2_5_vl": (tiny_models.qwen2_5_vl, tiny_models.qwen_vl_processor),
 }
@@ -49,12 +52,16 @@ def attended_of_the_file(group, layer):
     """The same from recorded queries, keys, values, window and scale, a token at a time."""
     q, k, v = (group[f"layers/{layer:06d}/{name}"][()].astype(float) for name in "qkv")
     window, shared = int(group["window"][layer]), len(q) // len(k)
+    image = group["image"][()].tolist()
     rows = []
     for token in range(q.shape[1]):
         first = max(0, token - window + 1) if window else 0
+        seen = set(range(first, token + 1))
+        if "bidirectional" in group and image[token] != -1:
+            seen |= {other for other in range(len(image)) if image[other] == image[token]}
         row = []
         for head in range(len(q)):
-            keys, values = (x[head // shared, first : token + 1] for x in (k, v))
+            keys, values = (x[head // shared, sorted(seen)] for x in (k, v))
             weights = np.exp(group.attrs["scale"] * keys @ q[head, token])
             row.append(weights @ values / weights.sum())
         rows.append(np.concatenate(row))
@@ -105,12 +112,64 @@ def test_a_family_with_pictures_is_recorded_as_it_attends(tmp_path, family, payl
     model, reader = make(), processor()
     assert model.config.model_type == family
     path = tmp_path / "a.h5"
-    text = "a x <image> y b x <image> y c"
+    # In Gemma's prompts the token that begins a picture stands for all of it.
+    text = "a x b x c" if family == "gemma3" else "a x <image> y b x <image> y c"
     info, inputs = record_one(model, text, path, two_pictures(family), reader, payload=payload)
     assert (np.unique(info.image) == [-1, 0, 1]).all()
     if payload == "qkv":
         expect_what_the_model_attends_to(model, inputs, path)
     assert verify.verify_sequence(model, inputs, path, 1e-5) <= 1e-5
+
+
+def test_tokens_of_a_picture_see_each_other_where_the_model_lets_them(tmp_path):
+    """Gemma 3: 4 visual tokens, two of them in the same row of the picture's 2 x 2."""
+    model, reader = tiny_models.gemma3_pictures(WINDOW), tiny_models.gemma3_processor()
+    path = tmp_path / "a.h5"
+    images = two_pictures()[:1]
+    info, inputs = record_one(model, "a x b", path, images, reader, payload="attention")
+    assert info.image.tolist() == [-1] * 3 + [0] * 4 + [-1] * 4  # <bos> a x, then y b and two new
+    assert info.patch[3:7].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert hae.check(path) == []
+    with h5py.File(path, "r+") as file:
+        group = file["sequences/000000"]
+        assert group["bidirectional"][()].tolist() == [1, 1, 1]
+        assert (group["layers/000000/prompt"][0, 3:7, 3:7] > 0).all()
+        # A window of 4: the first visual token sees three before it and three after it.
+        assert np.flatnonzero(group["layers/000000/prompt"][0, 3]).tolist() == list(range(7))
+        del group["bidirectional"]
+    assert hae.check(path) != []
+    without, _ = record_one(model, "a b", path, (), reader)
+    assert not without.bidirectional
+
+
+def test_a_picture_wider_than_the_window_is_refused_where_its_tokens_see_each_other(
+    tmp_path, monkeypatch, capsys
+):
+    # The model hides keys that are 3 and more before the query, also of its own picture.
+    model, reader = tiny_models.gemma3_pictures(3), tiny_models.gemma3_processor()
+    info, inputs = record_one(model, "a x b", tmp_path / "a.h5", two_pictures()[:1], reader)
+    with pytest.raises(verify.VerificationError):
+        verify.verify_sequence(model, inputs, tmp_path / "a.h5", 1e-5)
+    monkeypatch.setattr(session, "load_model", lambda *_: (model, reader))
+    tiny_models.picture(0).save(tmp_path / "p.png")
+    prompts = tiny_models.write_prompts(tmp_path, [{"text": "a x b", "images": ["p.png"]}])
+    out = tmp_path / "out.h5"
+    assert record.main([str(tmp_path), "--out", str(out), "--prompts", str(prompts)]) == 3
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "prompt 000000: a picture of 4 tokens in a sliding window of 3" in line
+    assert not out.exists()
+
+
+def test_a_picture_that_the_processor_cuts_up_is_refused(monkeypatch):
+    reader = tiny_models.processor()
+    model = tiny_models.llava()
+    exact = reader.__call__
+    monkeypatch.setattr(
+        type(reader), "__call__", lambda self, images, **rest: exact(images=images[:1] * 3, **rest)
+    )
+    prompt = Prompt("p", "a <image> <image> <image>", two_pictures("llava"))
+    with pytest.raises(PromptError, match="prompt p: the processor made 3 pictures of 2"):
+        prepare(model, reader, prompt)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
@@ -184,7 +243,7 @@ def test_gemma2_is_recorded_with_eager_attention_only(tmp_path, capsys):
 def test_a_family_with_pictures_that_is_not_listed_is_refused(monkeypatch):
     model = tiny_models.llava()
     model.config.model_type = "newest_vl"
-    with pytest.raises(decoder.UnsupportedModel, match="newest_vl: .* llava, llava_next, qwen2_vl"):
+    with pytest.raises(decoder.UnsupportedModel, match="newest_vl: .* llava, llava_next, gemma3, qwen2_vl"):
         decoder.decoder_of(model)
 
 

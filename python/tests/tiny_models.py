@@ -14,7 +14,11 @@ from transformers import (
     CLIPVisionConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3ImageProcessorPil,
+    Gemma3Processor,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -38,6 +42,7 @@ from transformers import (
     Qwen2VLProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SiglipVisionConfig,
 )
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "<image>", *"abcdefghijklmnopqrstuvwxyz"]
@@ -207,6 +212,47 @@ def llava_next_processor() -> LlavaNextProcessor:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token="<image>",
+    )
+
+
+# Of Gemma: so many tokens a picture.
+GEMMA_TOKENS = 4
+
+
+def gemma3_pictures(window: int) -> Gemma3ForConditionalGeneration:
+    torch.manual_seed(0)
+    vision = SiglipVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=PICTURE_PIXELS,
+        patch_size=PATCH_PIXELS,
+        vision_use_head=False,
+    )
+    config = Gemma3Config(
+        vision_config=vision,
+        text_config=gemma3(window).config,
+        mm_tokens_per_image=GEMMA_TOKENS,
+        image_token_index=IMAGE_TOKEN,
+        boi_token_index=WORDS.index("x"),
+        eoi_token_index=WORDS.index("y"),
+    )
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.4)
+    return model
+
+
+def gemma3_processor() -> Gemma3Processor:
+    """In a text x stands for a picture."""
+    side = {"height": PICTURE_PIXELS, "width": PICTURE_PIXELS}
+    reader = tokenizer()
+    reader.image_token, reader.image_token_id = " <image>", IMAGE_TOKEN
+    reader.boi_token, reader.boi_token_id = "x", WORDS.index("x")
+    reader.eoi_token = " y"
+    return Gemma3Processor(
+        Gemma3ImageProcessorPil(size=side), reader, image_seq_length=GEMMA_TOKENS
     )
 
 
