@@ -282,18 +282,18 @@ def test_beams_with_positions_in_three_dimensions(tmp_path):
 
 def test_chosen_layers_are_those_of_the_model(tmp_path, folders, capsys):
     _, whole = run(tmp_path / "whole", folders["qwen2"], "--unrotated")
-    code, out = run(tmp_path / "some", folders["qwen2"], "--unrotated", "--layers", "2,0")
+    code, out = run(tmp_path / "some", folders["qwen2"], "--unrotated", "--layers", "2,1")
     assert code == 0
-    assert "layers 0, 2 of the model are layers 0 to 1 of the file" in capsys.readouterr().out
+    assert "layers 1, 2 of the model are layers 0 to 1 of the file" in capsys.readouterr().out
     assert hae.check(out) == []
     with trace.open_trace(out) as file, trace.open_trace(whole) as full:
         group, expected = file["sequences/000001"], full["sequences/000001"]
-        assert group["model_layer"][()].tolist() == [0, 2]
+        assert group["model_layer"][()].tolist() == [1, 2]
         assert (group.attrs["layers"], expected.attrs["layers"]) == (2, 3)
-        assert group["window"][()].tolist() == [0, 4]
+        assert group["window"][()].tolist() == [4, 4]
         assert expected["window"][()].tolist() == [0, 4, 4]
         for name in ("q", "k", "v", "q_unrotated"):
-            for stored, layer in enumerate([0, 2]):
+            for stored, layer in enumerate([1, 2]):
                 found = group[f"layers/{stored:06d}/{name}"][()]
                 assert (found == expected[f"layers/{layer:06d}/{name}"][()]).all()
         assert "model_layer" not in expected
