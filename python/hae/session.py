@@ -20,7 +20,7 @@ import transformers
 from transformers.utils import logging
 
 from hae import __version__, chat, trace
-from hae.capture import CaptureError, probe, refuse_compiled
+from hae.capture import AttentionRule, CaptureError, probe, refuse_compiled
 from hae.cleanup import finally_do
 from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError, reason
@@ -317,20 +317,9 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         folder = parts_folder(options.out)
         finished = finished_parts(folder, [prompt.name for prompt in prompts], options.resume)
 
-        model, processor = load_model(
-            options.model, options.compute_dtype, options.device, options.attention
-        )
-        decoder = decoder_of(model)
-        refuse_compiled(model)
-        rule = probe(decoder, options.attention)
-        if options.batch > 1:
-            refuse_batch(model)
+        model, processor, shape, rule = _loaded(options)
         if options.chat:
             prompts = chat.rendered(processor, prompts)
-        shape = shape_of(decoder)
-        options.layers = stored_layers(options.layers, shape.layers)
-        if options.layers is not None:
-            shape = replace(shape, layers=len(options.layers))
         extents = []
         for index, prompt in enumerate(prompts):
             inputs = prepare(model, processor, prompt)
@@ -356,6 +345,25 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
                 trace.join_traces(parts, options.out, origin)
             _remove_parts(parts, options.out)
         say(f"{options.out}: {len(prompts)} sequences, {size_text(options.out.stat().st_size)}")
+
+
+def _loaded(options: argparse.Namespace) -> tuple[Any, Any, Shape, AttentionRule]:
+    """A model that can be recorded as the options ask, its processor, the sizes of what is stored
+    of it, and how it attends. `options.layers` become those of the model, None for all.
+    """
+    model, processor = load_model(
+        options.model, options.compute_dtype, options.device, options.attention
+    )
+    decoder = decoder_of(model)
+    refuse_compiled(model)
+    rule = probe(decoder, options.attention)
+    if options.batch > 1:
+        refuse_batch(model)
+    shape = shape_of(decoder)
+    options.layers = stored_layers(options.layers, shape.layers)
+    if options.layers is not None:
+        shape = replace(shape, layers=len(options.layers))
+    return model, processor, shape, rule
 
 
 def _remove_parts(parts: Sequence[Path], out: Path) -> None:
