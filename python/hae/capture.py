@@ -25,8 +25,9 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of one layer's attention, of a batch of one.
+    """One call of one layer's attention, of one row of the batch.
 
+    row            of the batch, counted from 0
     query          [query_heads, rows, head_dim]  after rotary embedding
     key, value     [kv_heads, keys, head_dim]     the cache and the new rows, which come last
     probabilities  [query_heads, rows, keys]      None when the implementation gives none
@@ -41,6 +42,7 @@ class AttentionCall:
     probabilities: torch.Tensor | None
     scale: float
     window: int
+    row: int = 0
 
 
 def implementation_in_use(model: PreTrainedModel) -> str:
@@ -60,7 +62,9 @@ def attention_function(module: torch.nn.Module, implementation: str) -> Callable
     return function
 
 
-def refuse_inexpressible(module: torch.nn.Module, query: torch.Tensor, options: dict) -> None:
+def refuse_inexpressible(
+    module: torch.nn.Module, query: torch.Tensor, options: dict, batch: int = 1
+) -> None:
     """raises CaptureError for attention whose rows a trace cannot express"""
     if options.get("softcap") is not None:
         raise CaptureError("the model uses logit soft-capping, which a trace cannot express")
@@ -70,8 +74,10 @@ def refuse_inexpressible(module: torch.nn.Module, query: torch.Tensor, options: 
         )
     if getattr(module, "is_cross_attention", False):
         raise CaptureError("the model uses cross-attention, which a trace cannot express")
-    if query.shape[0] != 1:
-        raise CaptureError(f"attention over a batch of {query.shape[0]}, expected a batch of 1")
+    if query.shape[0] != batch:
+        raise CaptureError(
+            f"attention over a batch of {query.shape[0]}, expected a batch of {batch}"
+        )
 
 
 def refuse_compiled(model: torch.nn.Module) -> None:
@@ -130,9 +136,13 @@ def dispatched_to(
 
 @contextmanager
 def intercepted(
-    decoder: PreTrainedModel, implementation: str, observe: Callable[[AttentionCall], None]
+    decoder: PreTrainedModel,
+    implementation: str,
+    observe: Callable[[AttentionCall], None],
+    batch: int = 1,
 ) -> Iterator[None]:
-    """While the block runs, `observe` gets every attention call of the decoder.
+    """While the block runs, `observe` gets every attention call of the decoder, once for each row
+    of the batch.
 
     The calls compute what `implementation` (eager or sdpa) computes.
 
@@ -140,20 +150,22 @@ def intercepted(
     """
 
     def attention(module, query, key, value, attention_mask, **options):
-        refuse_inexpressible(module, query, options)
+        refuse_inexpressible(module, query, options, batch)
         function = attention_function(module, implementation)
         output, probabilities = function(module, query, key, value, attention_mask, **options)
-        observe(
-            AttentionCall(
-                layer=module.layer_idx,
-                query=query[0],
-                key=key[0],
-                value=value[0],
-                probabilities=None if probabilities is None else probabilities[0],
-                scale=scale_of(query, options),
-                window=int(options.get("sliding_window") or 0),
+        for row in range(batch):
+            observe(
+                AttentionCall(
+                    layer=module.layer_idx,
+                    query=query[row],
+                    key=key[row],
+                    value=value[row],
+                    probabilities=None if probabilities is None else probabilities[row],
+                    scale=scale_of(query, options),
+                    window=int(options.get("sliding_window") or 0),
+                    row=row,
+                )
             )
-        )
         return output, probabilities
 
     with dispatched_to(decoder, f"hae_record_{implementation}", attention, implementation):

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from hae import _engine, effects, hf
 from hae.capture import CaptureError
 from hae.comparison import Run, compare
-from hae.decoder import UnsupportedModel, decoder_of
+from hae.decoder import UnsupportedModel, decoder_of, refuse_in_loop
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError
 from hae.files import sha256, write_whole
 from hae.prompts import Prompt, PromptError, load_prompts, prepare
@@ -72,6 +72,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         options.model, options.compute_dtype, options.device, options.attention
     )
     decoder_of(model)
+    refuse_in_loop(model)
     manifest = _manifest(options, arguments, specs)  # before the work that it describes
     runs: list[dict[str, Any]] = []
     sequences: list[dict[str, Any]] = []

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from hae.pictures import PICTURE_FAMILIES
+
 
 class UnsupportedModel(Exception):
     """The model has a feature that a trace cannot express. The message names it."""
@@ -54,14 +56,18 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
         raise UnsupportedModel(f"{config.model_type}: encoder-decoder models use cross-attention")
     decoder = model
     if hasattr(config, "vision_config"):
-        if config.model_type != "llava":
+        if config.model_type not in PICTURE_FAMILIES:
             raise UnsupportedModel(
-                f"{config.model_type}: pictures are recorded for LlavaForConditionalGeneration only"
+                f"{config.model_type}: a model with pictures of none of the model types "
+                f"{', '.join(PICTURE_FAMILIES)}"
             )
         decoder = model.model.language_model
     text = decoder.config
-    if getattr(text, "attn_logit_softcapping", None) is not None:
-        raise UnsupportedModel(f"{text.model_type}: logit soft-capping")
+    cap = getattr(text, "attn_logit_softcapping", None)
+    if cap is not None:
+        raise UnsupportedModel(
+            f"{text.model_type}: logit soft-capping (attn_logit_softcapping is {cap})"
+        )
     if getattr(text, "add_cross_attention", False) or getattr(text, "cross_attention_layers", None):
         raise UnsupportedModel(f"{text.model_type}: cross-attention")
     heads = [getattr(text, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
@@ -73,6 +79,16 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     if kinds:
         raise UnsupportedModel(f"{text.model_type}: layers of kind {', '.join(sorted(kinds))}")
     return decoder
+
+
+def refuse_in_loop(model: PreTrainedModel) -> None:
+    """raises UnsupportedModel for a model that can be recorded, but not evict while it runs"""
+    kind = model.config.model_type
+    if hasattr(model.config, "vision_config") and kind != "llava":
+        raise UnsupportedModel(
+            f"{kind}: of the models with pictures only llava runs in the closed loop; "
+            "hae-record records this one"
+        )
 
 
 def shape_of(decoder: PreTrainedModel) -> Shape:

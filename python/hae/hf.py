@@ -24,7 +24,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from hae.capture import AttentionCall, implementation_in_use, intercepted
 from hae.comparison import Run
-from hae.decoder import cache_name, decoder_of, end_tokens_of, shape_of
+from hae.decoder import cache_name, decoder_of, end_tokens_of, refuse_in_loop, shape_of
 from hae.evicting_cache import ClosedLoopError, EvictingCache
 from hae.loop import Loop, evicting
 from hae.sequences import sequence as sequence_of
@@ -81,7 +81,9 @@ def prepared(
     input_ids     [1, P]
     pixel_values  as the model takes them; None without pictures
     image         [P] picture of each token, -1 for text; default all text
+    raises        UnsupportedModel for pictures of another family than LLaVA
     """
+    refuse_in_loop(model)
     image = np.full(input_ids.shape[1], -1) if image is None else np.asarray(image)
     if pixel_values is None:
         return Prepared({"input_ids": input_ids}, image)

@@ -25,7 +25,7 @@ from hae.capture import (
     refuse_inexpressible,
 )
 from hae.comparison import Run
-from hae.decoder import cache_name, decoder_of, layers_of, shape_of
+from hae.decoder import cache_name, decoder_of, layers_of, refuse_in_loop, shape_of
 from hae.evicting_cache import (
     ClosedLoopError,
     EvictingCache,
@@ -250,6 +250,7 @@ def evicting(
     if len(image) != prompt:
         raise ClosedLoopError(f"image has {len(image)} entries, expected prompt = {prompt}")
     decoder = decoder_of(model)
+    refuse_in_loop(model)
     layers = layers_of(decoder)
     refuse_compiled(model)
     implementation = implementation_in_use(decoder)

@@ -102,6 +102,10 @@ def _difference(
         "--compute-dtype": options.compute_dtype,
         "--attention": options.attention,
         "--max-new-tokens": options.max_new_tokens,
+        "--beams": options.beams,
+        "--batch": options.batch,
+        "--chat": options.chat,
+        "--layers": _layers_text(options.layers),
         "--unrotated": options.unrotated,
         "--embedding-similarity": options.embedding_similarity,
         "the prompt's tokens": inputs.input_ids[0].tolist(),
@@ -133,6 +137,10 @@ def _recorded(file: h5py.File, index: int) -> dict[str, Any]:
         "--compute-dtype": typed.compute_dtype,
         "--attention": group.attrs["attention_implementation"],
         "--max-new-tokens": typed.max_new_tokens,
+        "--beams": group.attrs.get("beams", 1),
+        "--batch": typed.batch,
+        "--chat": typed.chat,
+        "--layers": _layers_text(group["model_layer"][()] if "model_layer" in group else None),
         "--unrotated": "q_unrotated" in layer,
         "--embedding-similarity": "embedding_similarity" in group,
         "the prompt's tokens": group["token_id"][: group.attrs["prompt"]].tolist(),
@@ -140,6 +148,10 @@ def _recorded(file: h5py.File, index: int) -> dict[str, Any]:
             pictures[name][()].tolist() for name in sorted(pictures, key=int)
         ],
     }
+
+
+def _layers_text(layers: Iterable[int] | None) -> str:
+    return "all" if layers is None else ",".join(str(layer) for layer in layers)
 
 
 @contextlib.contextmanager

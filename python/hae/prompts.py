@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 from hae.errors import reason
+from hae.pictures import PICTURE_FAMILIES, Grids, PictureFamily
 from hae.trace import IMAGE, NO_IMAGE, TEXT
 
 
@@ -30,6 +31,8 @@ class Prompt:
     paths   the files that the pictures came from, if any
     group   sequences about one picture or document share it: they are not independent
     answer  the right answer, where one is known: for hae-closed-loop
+    messages        instead of text, for a chat template
+    special_tokens  whether the tokenizer adds its own, as the one that begins a text
     """
 
     name: str
@@ -38,51 +41,71 @@ class Prompt:
     group: str = ""
     paths: list[Path] = field(default_factory=list)
     answer: str | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    special_tokens: bool = True
 
 
-_KEYS = {"name", "text", "images", "group", "answer"}
+_KEYS = {"name", "text", "messages", "images", "group", "answer"}
 
 
-def load_prompts(path: Path) -> list[Prompt]:
+def load_prompts(path: Path, *, chat: bool = False) -> list[Prompt]:
     """Read a JSON Lines file: one object a line with `text` and, optionally, `name` (default:
     its number), `group` (default: its name), `images` (paths relative to the file) and `answer`.
 
-    raises PromptError naming the file and the line
+    chat    a line may have `messages` instead of `text`
+    raises  PromptError naming the file and the line
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise PromptError(f"{path}: cannot be read: {error}") from None
     prompts: list[Prompt] = []
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         try:
-            entry = json.loads(line.decode("utf-8"))
+            entry = json.loads(line.decode("utf-8"), object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:
             raise PromptError(f"{where}: not JSON: {error}") from None
-        prompts.append(_prompt(entry, where, path.parent, default_name=f"{len(prompts):06d}"))
+        prompt = _prompt(entry, where, path.parent, f"{len(prompts):06d}", chat)
+        if prompt.name in line_of:
+            raise PromptError(
+                f"{where}: name {prompt.name!r} appears twice, first in line "
+                f"{line_of[prompt.name]}; names must differ"
+            )
+        line_of[prompt.name] = number
+        prompts.append(prompt)
     if not prompts:
         raise PromptError(f"{path}: holds no prompt")
-    names = [prompt.name for prompt in prompts]
-    for name in names:
-        if names.count(name) > 1:
-            raise PromptError(f"{path}: name {name!r} appears twice; names must differ")
     return prompts
 
 
-def _prompt(entry: Any, where: str, folder: Path, default_name: str) -> Prompt:
-    if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-        raise PromptError(f'{where}: expected an object with a string "text"')
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} appears twice in an object")
+    return dict(pairs)
+
+
+def _prompt(entry: Any, where: str, folder: Path, default_name: str, chat: bool) -> Prompt:
+    if not isinstance(entry, dict) or ("text" in entry) == ("messages" in entry):
+        raise PromptError(f'{where}: expected an object with a string "text", or with "messages"')
     if unknown := sorted(entry.keys() - _KEYS):
         raise PromptError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
+    if not isinstance(entry.get("text", ""), str):
+        raise PromptError(f'{where}: "text" must be a string')
+    if "messages" in entry and not chat:
+        raise PromptError(f'{where}: "messages" are read by hae-record --chat only; give "text"')
+    messages = _messages(entry["messages"], where) if chat and "messages" in entry else []
     name = entry.get("name", default_name)
     group = entry.get("group", name)
     paths = entry.get("images", [])
     if not isinstance(name, str) or not isinstance(group, str) or not name or not group:
         raise PromptError(f'{where}: "name" and "group" must be strings that are not empty')
-    if "\0" in name + group or any(not _is_unicode(text) for text in (name, group, entry["text"])):
+    if "\0" in name + group or not all(map(_is_unicode, _strings([name, group, entry]))):
         raise PromptError(f"{where}: a string holds half a surrogate pair, or a name U+0000")
     answer = entry.get("answer")
     if answer is not None and not isinstance(answer, str):
@@ -98,8 +121,52 @@ def _prompt(entry: Any, where: str, folder: Path, default_name: str) -> Prompt:
             raise PromptError(f"{where}: picture {image_path}: {reason(error)}") from None
     files = [folder / image_path for image_path in paths]
     return Prompt(
-        name=name, text=entry["text"], images=images, group=group, paths=files, answer=answer
+        name=name,
+        text=entry.get("text", ""),
+        images=images,
+        group=group,
+        paths=files,
+        answer=answer,
+        messages=messages,
     )
+
+
+def _messages(messages: Any, where: str) -> list[dict[str, Any]]:
+    """raises PromptError unless they are a list of roles with contents"""
+    if not isinstance(messages, list) or not messages:
+        raise PromptError(f'{where}: "messages" must be a list that is not empty')
+    for number, message in enumerate(messages):
+        fits = isinstance(message, dict) and message.keys() == {"role", "content"}
+        content = message["content"] if fits else None
+        if not fits or not isinstance(message["role"], str) or not _is_content(content):
+            raise PromptError(
+                f'{where}: message {number} (counted from 0): expected "role", a string, and '
+                '"content", a string or a list of {"type": "text", "text": ...} and '
+                '{"type": "image"}'
+            )
+    return messages
+
+
+def _is_content(content: Any) -> bool:
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return all(
+        item == {"type": "image"}
+        or isinstance(item, dict)
+        and item.keys() == {"type", "text"}
+        and item["type"] == "text"
+        and isinstance(item["text"], str)
+        for item in content
+    )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in what JSON holds, without the keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
 
 
 def _is_unicode(text: str) -> bool:
@@ -114,18 +181,36 @@ class Inputs:
     """A prompt as the model takes it.
 
     input_ids       [1, P]
-    pixel_values    [image, channel, height, width], or None without pictures
+    pictures        what the prefill is given of the pictures; empty without any
     image, patch    [P], [P, 2]  as in the trace: -1 where there is none
+    per_token       [1, P] each: what it is given of the tokens beside their numbers, 0 for text
     """
 
     input_ids: torch.Tensor
-    pixel_values: torch.Tensor | None
+    pictures: dict[str, torch.Tensor]
     image: np.ndarray
     patch: np.ndarray
+    per_token: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def modality(self) -> np.ndarray:
         return np.where(self.image == NO_IMAGE, TEXT, IMAGE)
+
+    @property
+    def pixel_values(self) -> torch.Tensor | None:
+        """As the vision tower takes them, or None without pictures."""
+        return self.pictures.get("pixel_values")
+
+    def beside(self, tokens: int) -> dict[str, torch.Tensor]:
+        """What the model is given beside so many tokens, of which those after the prompt are
+        text.
+        """
+        more = tokens - self.input_ids.shape[1]
+        per_token = {
+            key: torch.nn.functional.pad(numbers, (0, more))
+            for key, numbers in self.per_token.items()
+        }
+        return self.pictures | per_token
 
 
 def image_map(input_ids: Sequence[int], image_token_id: int, features: Sequence[int]) -> np.ndarray:
@@ -166,14 +251,16 @@ def _taken_in_order(placeholders: int, features: Sequence[int]) -> list[int]:
     return [*found, placeholders]
 
 
-def patch_map(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def patch_map(image: np.ndarray, grids: Grids) -> np.ndarray:
     """Patch row and column of each token, [P, 2], -1 -1 where there is none.
+
+    grids  rows and columns of each picture
 
     A picture with rows x columns tokens is a grid, row-major; one more token than that is a
     class token before the grid. Any other number has no grid.
     """
     patch = np.full((len(image), 2), -1)
-    for number in range(image.max(initial=NO_IMAGE) + 1):
+    for number, (rows, columns) in enumerate(grids):
         tokens = np.flatnonzero(image == number)
         grid = tokens[len(tokens) - rows * columns :] if len(tokens) > rows * columns else tokens
         if len(grid) == rows * columns and len(tokens) - len(grid) <= 1:
@@ -181,12 +268,9 @@ def patch_map(image: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return patch
 
 
-_PASSED_ON = {"input_ids", "pixel_values", "attention_mask", "token_type_ids"}
-
-
 @torch.no_grad()
 def prepare(model: PreTrainedModel, processor: Any, prompt: Prompt) -> Inputs:
-    """Tokenize one prompt, alone: a batch of one, never padded.
+    """Tokenize one prompt, alone, never padded.
 
     processor  the model's processor when the prompt has pictures, else its tokenizer will do
     raises PromptError when pictures and image tokens do not fit together
@@ -194,35 +278,29 @@ def prepare(model: PreTrainedModel, processor: Any, prompt: Prompt) -> Inputs:
     if prompt.images and not hasattr(model.config, "vision_config"):
         pictures = "1 picture" if len(prompt.images) == 1 else f"{len(prompt.images)} pictures"
         raise PromptError(f"prompt {prompt.name}: has {pictures}, but the model takes none")
-    try:
-        if prompt.images:
-            batch = processor(images=prompt.images, text=prompt.text, return_tensors="pt")
-        else:
-            tokenizer = getattr(processor, "tokenizer", processor)
-            batch = tokenizer(prompt.text, return_tensors="pt")
-    except Exception as error:  # a processor may raise anything
-        raise PromptError(
-            f"prompt {prompt.name}: the processor refused it: {reason(error)}"
-        ) from None
+    batch = _tokenized(processor, prompt)
     if "attention_mask" in batch and not bool(batch["attention_mask"].all()):
         raise PromptError(f"prompt {prompt.name}: the tokenizer padded it; padding is not recorded")
     input_ids = batch["input_ids"].to(model.device)
-    if unknown := sorted(batch.keys() - _PASSED_ON):
-        raise PromptError(
-            f"prompt {prompt.name}: the processor also gives {', '.join(unknown)}, which is not "
-            "recorded; a LLaVA model with pictures of one size is needed"
-        )
     if input_ids.shape[1] == 0:
         raise PromptError(f"prompt {prompt.name}: has no tokens")
-    pixel_values = batch.get("pixel_values")
     features: list[int] = []
-    rows = columns = 0
-    if pixel_values is not None:
-        pixel_values = pixel_values.to(model.device, model.dtype)
-        output = model.get_image_features(pixel_values=pixel_values)
+    grids: Grids = []
+    family = _family_of(model, batch, prompt)
+    pictures: dict[str, torch.Tensor] = {}
+    per_token: dict[str, torch.Tensor] = {}
+    if prompt.images and family is not None:
+        pictures = {key: batch[key].to(model.device) for key in family.keys}
+        pictures["pixel_values"] = pictures["pixel_values"].to(model.dtype)
+        per_token = {key: batch[key].to(model.device) for key in family.per_token}
+        output = model.get_image_features(**pictures)
         features = [len(one) for one in getattr(output, "pooler_output", output)]
-        patch_pixels = model.config.vision_config.patch_size
-        rows, columns = (side // patch_pixels for side in pixel_values.shape[-2:])
+        if len(features) != len(prompt.images):
+            raise PromptError(
+                f"prompt {prompt.name}: the processor made {len(features)} pictures of "
+                f"{len(prompt.images)}, which is not recorded; turn its cutting of pictures off"
+            )
+        grids = family.grids(model.config, pictures)
     image_token_id = getattr(model.config, "image_token_id", None)
     if image_token_id is None:
         image = np.full(input_ids.shape[1], NO_IMAGE)
@@ -231,4 +309,37 @@ def prepare(model: PreTrainedModel, processor: Any, prompt: Prompt) -> Inputs:
             image = image_map(input_ids[0].tolist(), image_token_id, features)
         except PromptError as error:
             raise PromptError(f"prompt {prompt.name}: {error}") from None
-    return Inputs(input_ids, pixel_values, image, patch_map(image, rows, columns))
+    return Inputs(input_ids, pictures, image, patch_map(image, grids), per_token)
+
+
+def _tokenized(processor: Any, prompt: Prompt) -> Any:
+    """raises PromptError when the processor refuses the prompt"""
+    options = {} if prompt.special_tokens else {"add_special_tokens": False}
+    try:
+        if prompt.images:
+            return processor(images=prompt.images, text=prompt.text, return_tensors="pt", **options)
+        tokenizer = getattr(processor, "tokenizer", processor)
+        return tokenizer(prompt.text, return_tensors="pt", **options)
+    except Exception as error:  # a processor may raise anything
+        raise PromptError(
+            f"prompt {prompt.name}: the processor refused it: {reason(error)}"
+        ) from None
+
+
+_OF_THE_TEXT = {"input_ids", "attention_mask", "token_type_ids"}
+
+
+def _family_of(model: PreTrainedModel, batch: Any, prompt: Prompt) -> PictureFamily | None:
+    """None for a model without pictures.
+
+    raises PromptError when the processor gives what the model's family does not take
+    """
+    family = PICTURE_FAMILIES.get(model.config.model_type)
+    known = (*family.keys, *family.per_token) if family else ()
+    unused = set(family.unused) if family else set()
+    if unknown := sorted(batch.keys() - _OF_THE_TEXT - set(known) - unused):
+        raise PromptError(
+            f"prompt {prompt.name}: the processor also gives {', '.join(unknown)}, which is not "
+            f"recorded; expected {', '.join(known) or 'none'} for {model.config.model_type}"
+        )
+    return family

@@ -8,9 +8,8 @@ import os
 import platform
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,18 @@ import torch
 import transformers
 from transformers.utils import logging
 
-from hae import __version__, trace
-from hae.capture import CaptureError, probe, refuse_compiled
+from hae import __version__, chat, trace
+from hae.capture import AttentionRule, CaptureError, probe, refuse_compiled
 from hae.cleanup import finally_do
 from hae.decoder import Shape, UnsupportedModel, decoder_of, shape_of
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError, reason
+from hae.observers import remove_spool_of
 from hae.parts import finished_parts, is_joined, refuse_other_recording
+from hae.pictures import PICTURE_FAMILIES
+from hae.progress import progress, say
 from hae.prompts import Inputs, Prompt, PromptError, load_prompts, prepare
-from hae.recorder import Settings, record_sequence, remove_spool_of
+from hae.recorder import Job, Recorder, Settings
 from hae.verify import VerificationError, tolerance_of, verify_sequence
-
-
-def say(text: str) -> None:
-    """Print a line. When nobody reads any more, the recording goes on in silence."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        sys.stdout = None
-
 
 # ----------------------------------------------------------------------------------- loading
 
@@ -193,6 +186,51 @@ def plan(shape: Shape, extents: Sequence[Extent], options: argparse.Namespace) -
     return total
 
 
+def stored_layers(chosen: Sequence[int] | None, layers: int) -> Sequence[int] | None:
+    """What is stored of a model with so many layers; None: all.
+
+    raises RecordError when the model has no such layer
+    """
+    if chosen is None or len(chosen) == layers == chosen[-1] + 1:
+        return None
+    if chosen[-1] >= layers:
+        raise RecordError(
+            f"--layers: no layer {chosen[-1]}; the model has 0 to {layers - 1}", USAGE
+        )
+    numbers = ", ".join(str(layer) for layer in chosen)
+    say(f"layers {numbers} of the model are layers 0 to {len(chosen) - 1} of the file")
+    return chosen
+
+
+def refuse_batch(model: Any) -> None:
+    """raises RecordError for a model whose prompts can only run alone"""
+    family = PICTURE_FAMILIES.get(model.config.model_type)
+    if family is not None and family.axes > 1:
+        raise RecordError(
+            f"--batch: {model.config.model_type} numbers the tokens of pictures in three "
+            "dimensions, which are not padded here; leave --batch out",
+            USAGE,
+        )
+
+
+def refuse_wide_pictures(
+    model: Any, windows: Sequence[int], prompt: Prompt, inputs: Inputs
+) -> None:
+    """raises PromptError when tokens of a picture see each other, but a sliding window is narrower
+    than the picture: models differ in what they see then
+    """
+    family = PICTURE_FAMILIES.get(model.config.model_type)
+    narrowest = min((window for window in windows if window > 0), default=None)
+    if family is None or not family.bidirectional or narrowest is None:
+        return
+    widest = max(np.bincount(inputs.image[inputs.image != trace.NO_IMAGE]), default=0)
+    if widest > narrowest:
+        raise PromptError(
+            f"prompt {prompt.name}: a picture of {widest} tokens in a sliding window of "
+            f"{narrowest}: a trace cannot say what its tokens see"
+        )
+
+
 def refuse_above_limit(total: int, finished: int, options: argparse.Namespace) -> None:
     """raises RecordError when `total` bytes are above the limit, or do not fit on the disk
 
@@ -211,7 +249,7 @@ def refuse_above_limit(total: int, finished: int, options: argparse.Namespace) -
     elif options.dtype == "float32":
         instead = "--dtype float16, which takes half"
     else:
-        instead = "fewer prompts or a smaller --max-new-tokens"
+        instead = "fewer prompts, fewer --layers or a smaller --max-new-tokens"
     raise RecordError(
         f"{options.out}: may take {size_text(total)}, {above}; try {instead}",
         USAGE,
@@ -274,20 +312,18 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with _as_record_errors(options.out):
-        prompts = load_prompts(options.prompts)
+        prompts = load_prompts(options.prompts, chat=options.chat)
         refuse_unfit_output(options, prompts)
         folder = parts_folder(options.out)
         finished = finished_parts(folder, [prompt.name for prompt in prompts], options.resume)
 
-        model, processor = load_model(
-            options.model, options.compute_dtype, options.device, options.attention
-        )
-        decoder = decoder_of(model)
-        refuse_compiled(model)
-        probe(decoder, options.attention)
+        model, processor, shape, rule = _loaded(options)
+        if options.chat:
+            prompts = chat.rendered(processor, prompts)
         extents = []
         for index, prompt in enumerate(prompts):
             inputs = prepare(model, processor, prompt)
+            refuse_wide_pictures(model, rule.window, prompt, inputs)
             extents.append(Extent.of(prompt, inputs))
             if index in finished:
                 refuse_other_recording(
@@ -298,7 +334,7 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             say(f"{options.out}: holds all sequences already")
         else:
             there = sum(part.stat().st_size for part in finished.values())
-            refuse_above_limit(plan(shape_of(decoder), extents, options), there, options)
+            refuse_above_limit(plan(shape, extents, options), there, options)
 
         origin = origin_of(arguments)
         with finally_do(lambda: _remove_if_empty(folder)):
@@ -309,6 +345,25 @@ def record(options: argparse.Namespace, arguments: Sequence[str]) -> None:
                 trace.join_traces(parts, options.out, origin)
             _remove_parts(parts, options.out)
         say(f"{options.out}: {len(prompts)} sequences, {size_text(options.out.stat().st_size)}")
+
+
+def _loaded(options: argparse.Namespace) -> tuple[Any, Any, Shape, AttentionRule]:
+    """A model that can be recorded as the options ask, its processor, the sizes of what is stored
+    of it, and how it attends. `options.layers` become those of the model, None for all.
+    """
+    model, processor = load_model(
+        options.model, options.compute_dtype, options.device, options.attention
+    )
+    decoder = decoder_of(model)
+    refuse_compiled(model)
+    rule = probe(decoder, options.attention)
+    if options.batch > 1:
+        refuse_batch(model)
+    shape = shape_of(decoder)
+    options.layers = stored_layers(options.layers, shape.layers)
+    if options.layers is not None:
+        shape = replace(shape, layers=len(options.layers))
+    return model, processor, shape, rule
 
 
 def _remove_parts(parts: Sequence[Path], out: Path) -> None:
@@ -360,7 +415,9 @@ def _record_parts(
 ) -> None:
     """Record every prompt that has no finished part.
 
-    Verified against the model are the first part and the first one that was kept.
+    Batches are the same whatever is finished, so that all numbers are those of an uninterrupted
+    run. Verified against the model are the first part, of the first batch also that with the most
+    padding, and the first one that was kept.
     """
     settings = Settings(
         payload=options.payload,
@@ -369,40 +426,64 @@ def _record_parts(
         implementation=options.attention,
         unrotated=options.unrotated,
         embedding_similarity=options.embedding_similarity,
+        layers=options.layers,
+        beams=options.beams,
     )
     tokenizer = getattr(processor, "tokenizer", processor)
-    to_verify = {0, min(finished, default=0)}
-    for index, (prompt, part) in enumerate(zip(prompts, parts, strict=True)):
-        if index in finished and index not in to_verify:
-            continue
-        inputs = prepare(model, processor, prompt)
-        if index not in finished:
-            info = record_sequence(
-                model, tokenizer, prompt, inputs, settings, part, origin, _name_of(options.model)
-            )
-            say(f"{info.name}: {info.prompt} prompt tokens, {info.generated} generated")
-        if index not in to_verify:
-            continue
-        tolerance = tolerance_of(options.dtype, options.compute_dtype)
-        try:
-            worst = verify_sequence(model, inputs, part, tolerance)
-        except VerificationError as error:
-            if index in finished:
-                raise RecordError(f"{part}: not of this model: {error}", ANSWER_IS_NO) from None
-            part.unlink()
-            finer = "" if options.dtype == "float32" else "; try --dtype float32"
-            raise VerificationError(f"{error}{finer}") from None
-        say(
-            f"verified: attention from the file is within {worst:.1e} of the model's eager "
-            f"attention (allowed {tolerance:g})"
-        )
+    recorder = Recorder(model, tokenizer, settings, origin, _name_of(options.model))
+    with progress(len(prompts) - len(finished), options.max_new_tokens) as bar:
+        for first in range(0, len(prompts), options.batch):
+            batch = range(first, min(first + options.batch, len(prompts)))
+            to_verify = {0, min(finished, default=0)} & set(batch)
+            if not to_verify and finished.keys() >= set(batch):
+                continue
+            jobs = {
+                index: Job(
+                    prompts[index],
+                    prepare(model, processor, prompts[index]),
+                    parts[index],
+                    kept=index in finished,
+                )
+                for index in batch
+            }
+            if first == 0:
+                to_verify.add(min(jobs, key=lambda index: jobs[index].inputs.input_ids.shape[1]))
+            if not all(job.kept for job in jobs.values()):
+                written = recorder.record(list(jobs.values()), bar.step)
+                bar.finish(len(written))
+                for info in written:
+                    say(f"{info.name}: {info.prompt} prompt tokens, {info.generated} generated")
+            for index in sorted(to_verify):
+                _verify(model, jobs[index], list(jobs.values()), options)
+
+
+def _verify(model: Any, job: Job, batch: Sequence[Job], options: argparse.Namespace) -> None:
+    """raises RecordError for a kept part, VerificationError after the batch's parts are removed"""
+    tolerance = tolerance_of(options.dtype, options.compute_dtype)
+    try:
+        worst = verify_sequence(model, job.inputs, job.part, tolerance)
+    except VerificationError as error:
+        if job.kept:
+            raise RecordError(f"{job.part}: not of this model: {error}", ANSWER_IS_NO) from None
+        for written in batch:
+            if not written.kept:
+                written.part.unlink()
+        finer = "" if options.dtype == "float32" else "; try --dtype float32"
+        raise VerificationError(f"{error}{finer}") from None
+    say(
+        f"verified: attention from the file is within {worst:.1e} of the model's eager "
+        f"attention (allowed {tolerance:g})"
+    )
 
 
 _EXIT_CODES: dict[type[Exception], tuple[int, str]] = {
     CaptureError: (ANSWER_IS_NO, ""),
     VerificationError: (ANSWER_IS_NO, "; nothing was kept"),
     trace.TraceError: (ANSWER_IS_NO, "; nothing of this sequence was kept"),
-    UnsupportedModel: (BAD_INPUT, ", which cannot be recorded; nothing was written"),
+    UnsupportedModel: (
+        BAD_INPUT,
+        ", which cannot be recorded; nothing was written; python/README.md lists what can",
+    ),
     PromptError: (BAD_INPUT, ""),
     # The model's files or a prompt ask for something that the model's code does not have.
     LookupError: (BAD_INPUT, " (the model or a prompt does not fit)"),

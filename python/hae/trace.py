@@ -160,6 +160,10 @@ class SequenceInfo:
     pictures    image id -> [height, width] or [height, width, channels] uint8
     embedding_similarity  [visual prompt tokens, text prompt tokens] inner products of the input
                 embeddings, both in order of position; or None
+    position    [T] or [T, axes] what the rotary embedding was given; None: 0 .. T - 1
+    bidirectional  whether prompt tokens of one picture also see each other, in every layer
+    model_layer [layers] the model's number of each layer, ascending; None: 0 .. layers - 1
+    beams       of the beam search whose best path this is; None: greedy
     raises      TraceError when the parts do not fit together
     """
 
@@ -183,6 +187,10 @@ class SequenceInfo:
     window: np.ndarray
     pictures: Mapping[int, np.ndarray] = field(default_factory=dict)
     embedding_similarity: np.ndarray | None = None
+    position: np.ndarray | None = None
+    bidirectional: bool = False
+    model_layer: Sequence[int] | None = None
+    beams: int | None = None
 
     def __post_init__(self) -> None:
         def expect(condition: bool, what: str) -> None:
@@ -211,6 +219,14 @@ class SequenceInfo:
         )
         expect(len(self.window) == self.layers, f"window must have {self.layers} entries")
         expect(
+            self.position is None or len(self.position) == tokens,
+            f"position must have {tokens} rows",
+        )
+        expect(
+            self.model_layer is None or len(self.model_layer) == self.layers,
+            f"model_layer must have {self.layers} entries",
+        )
+        expect(
             bool(np.array_equal(self.modality == TEXT, self.image == NO_IMAGE)),
             "image must be -1 exactly for text tokens",
         )
@@ -220,10 +236,16 @@ class SequenceInfo:
         return len(self.modality)
 
 
-def visible(tokens: int, window: int) -> np.ndarray:
-    """The causal mask rule: [query, key] bool, true where the query sees the key."""
+def visible(tokens: int, window: int, image: np.ndarray | None = None) -> np.ndarray:
+    """The mask rule: [query, key] bool, true where the query sees the key.
+
+    image  [tokens] picture of each token, where those of one picture see each other; -1 for others
+    """
     distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
-    return (distance >= 0) & ((distance < window) if window > 0 else True)
+    seen = (distance >= 0) & ((distance < window) if window > 0 else True)
+    if image is None:
+        return seen
+    return seen | ((image[:, None] == image[None, :]) & (image != NO_IMAGE))
 
 
 def create_sequence(file: h5py.File, index: int, info: SequenceInfo) -> h5py.Group:
@@ -234,10 +256,14 @@ def create_sequence(file: h5py.File, index: int, info: SequenceInfo) -> h5py.Gro
     for name in ("layers", "query_heads", "kv_heads", "head_dim", "tokens", "prompt", "generated"):
         group.attrs[name] = np.int64(getattr(info, name))
     group.attrs["scale"] = np.float64(info.scale)
+    if info.beams is not None:
+        group.attrs["beams"] = np.int64(info.beams)
     group.create_dataset("modality", data=np.asarray(info.modality, dtype=np.int8))
     group.create_dataset("image", data=np.asarray(info.image, dtype=np.int32))
     if info.patch is not None:
         group.create_dataset("patch", data=np.asarray(info.patch, dtype=np.int32))
+    if info.position is not None:
+        group.create_dataset("position", data=np.asarray(info.position, dtype=np.int64))
     group.create_dataset("token_id", data=np.asarray(info.token_id, dtype=np.int64))
     encoded_tokens = [token.encode("utf-8") for token in info.token]
     length = max([1, *map(len, encoded_tokens)])
@@ -246,12 +272,23 @@ def create_sequence(file: h5py.File, index: int, info: SequenceInfo) -> h5py.Gro
         data=np.array(encoded_tokens, dtype=h5py.string_dtype("utf-8", length)),
     )
     group.create_dataset("window", data=np.asarray(info.window, dtype=np.int64))
+    if info.bidirectional:
+        group.create_dataset("bidirectional", data=np.ones(info.layers, dtype=np.int64))
+    if info.model_layer is not None:
+        group.create_dataset("model_layer", data=np.asarray(info.model_layer, dtype=np.int64))
     if info.embedding_similarity is not None:
         similarity = np.asarray(info.embedding_similarity, dtype=np.float32)
         group.create_dataset("embedding_similarity", data=similarity)
     for image, picture in info.pictures.items():
         group.create_dataset(f"pictures/{image}", data=np.asarray(picture, dtype=np.uint8))
     return group
+
+
+def model_layers(group: h5py.Group) -> list[int]:
+    """The model's number of each layer of a sequence."""
+    if "model_layer" in group:
+        return group["model_layer"][()].tolist()
+    return list(range(int(group.attrs["layers"])))
 
 
 # ------------------------------------------------------------------------------------ files

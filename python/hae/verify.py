@@ -24,17 +24,27 @@ class VerificationError(Exception):
     """A recording is not what the model computed. The message says where."""
 
 
-def recomputed_attention(query: np.ndarray, key: np.ndarray, scale: float, window: int):
-    """softmax(scale * q k^T) under the causal mask rule, of one query head, in double.
+def recomputed_attention(query: np.ndarray, key: np.ndarray, scale: float, visible: np.ndarray):
+    """softmax(scale * q k^T) of what is visible, of one query head, in double.
 
     query, key  [T, head_dim]
+    visible     [T, T]
     returns     [T, T]  query, key; each row sums to 1
     """
-    tokens = len(query)
     logits = scale * (query.astype(np.float64) @ key.astype(np.float64).T)
-    logits[~trace.visible(tokens, window)] = -np.inf
+    logits[~visible] = -np.inf
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _visible(group: h5py.Group, layer: int) -> np.ndarray:
+    """Generated tokens are text, so all tokens of a picture are the prompt's."""
+    bidirectional = "bidirectional" in group and group["bidirectional"][layer] == 1
+    return trace.visible(
+        int(group.attrs["tokens"]),
+        int(group["window"][layer]),
+        group["image"][()] if bidirectional else None,
+    )
 
 
 def _stored_attention(group: h5py.Group, layer: int) -> Iterator[np.ndarray]:
@@ -43,10 +53,10 @@ def _stored_attention(group: h5py.Group, layer: int) -> Iterator[np.ndarray]:
     query_heads, kv_heads = int(group.attrs["query_heads"]), int(group.attrs["kv_heads"])
     if group.attrs["payload"] == "qkv":
         query, key = trace.read_numbers(folder["q"]), trace.read_numbers(folder["k"])
-        scale, window = float(group.attrs["scale"]), int(group["window"][layer])
+        scale, visible = float(group.attrs["scale"]), _visible(group, layer)
         for head in range(query_heads):
             kv_head = head // (query_heads // kv_heads)
-            yield recomputed_attention(query[head], key[kv_head], scale, window)
+            yield recomputed_attention(query[head], key[kv_head], scale, visible)
         return
     tokens, prompt = int(group.attrs["tokens"]), int(group.attrs["prompt"])
     square = trace.read_numbers(folder["prompt"])
@@ -77,11 +87,14 @@ def verify_sequence(model: PreTrainedModel, inputs: Inputs, part: Path, toleranc
     worst = 0.0
     with trace.open_trace(part) as file:
         group = file["sequences/000000"]
+        stored = trace.model_layers(group)
 
         def observe(call: AttentionCall) -> None:
             nonlocal worst
             count.add(call.layer, 0)
-            for head, found in enumerate(_stored_attention(group, call.layer)):
+            if call.layer not in stored:
+                return
+            for head, found in enumerate(_stored_attention(group, stored.index(call.layer))):
                 expected = call.probabilities[head].to("cpu", torch.float64).numpy()
                 error = np.abs(found - expected)
                 row, key = np.unravel_index(error.argmax(), error.shape)
@@ -94,11 +107,8 @@ def verify_sequence(model: PreTrainedModel, inputs: Inputs, part: Path, toleranc
                 worst = max(worst, float(error[row, key]))
 
         ids = torch.tensor(group["token_id"][()][None, :], device=model.device)
-        fed = {"input_ids": ids}
-        if inputs.pixel_values is not None:
-            fed["pixel_values"] = inputs.pixel_values
         with intercepted(decoder, "eager", observe):
-            model(**fed, use_cache=False, logits_to_keep=1)
+            model(input_ids=ids, **inputs.beside(ids.shape[1]), use_cache=False, logits_to_keep=1)
     count.check(steps=1)
     return worst
 

@@ -19,10 +19,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import tiny_models
+from recording import contents
 from test_replay_agrees import REPOSITORY, program
 
 KILL, INTERRUPT, TERMINATE = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
@@ -116,12 +116,13 @@ class Recording:
     folder: Path
     model: Path
     forks: Forks
+    options: tuple[str, ...] = ()
 
     def __post_init__(self):
         self.folder.mkdir()
 
     def another(self, folder):
-        return Recording(folder, self.model, self.forks)
+        return Recording(folder, self.model, self.forks, self.options)
 
     @property
     def out(self):
@@ -133,7 +134,7 @@ class Recording:
 
     def start(self, *options, kill=None):
         job = {
-            "arguments": [*arguments(self.model, self.out), *options],
+            "arguments": [*arguments(self.model, self.out), *self.options, *options],
             "stdout": str(self.folder / "stdout"),
             "stderr": str(self.folder / "stderr"),
         }
@@ -163,21 +164,6 @@ class Recording:
         }
 
 
-def contents(trace_file):
-    """Everything of its sequences: attributes, and datasets as bytes."""
-    found = {}
-
-    def take(name, item):
-        found[name] = {key: np.asarray(value).tolist() for key, value in item.attrs.items()}
-        if isinstance(item, h5py.Dataset):
-            found[name] |= {"dtype": str(item.dtype), "shape": item.shape}
-            found[name]["bytes"] = np.ascontiguousarray(item[()]).tobytes()
-
-    with h5py.File(trace_file, "r") as file:
-        file["sequences"].visititems(take)
-    return found
-
-
 @dataclass
 class Undisturbed:
     """A recording that nobody killed.
@@ -193,14 +179,12 @@ class Undisturbed:
     seconds: float
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, model, forks):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    recording = Recording(folder / "whole", model, forks)
+def recorded_undisturbed(folder, model, forks, stages, options=()):
+    recording = Recording(folder / "whole", model, forks, options)
     assert recording.run("--unrotated") == 0
     earlier = recording.out.read_bytes()
     calls = {}
-    for stage in STAGES:
+    for stage in stages:
         report = folder / "calls"
         assert recording.run(kill={"stage": stage, "report": str(report)}) == 0
         calls[stage] = int(report.read_text())
@@ -209,6 +193,11 @@ def undisturbed(tmp_path_factory, model, forks):
     seconds = time.monotonic() - begin
     assert recording.left() == {"out.h5"} and checks(recording.out)
     return Undisturbed(recording, earlier, calls, seconds)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, model, forks):
+    return recorded_undisturbed(tmp_path_factory.mktemp("undisturbed"), model, forks, STAGES)
 
 
 def finished_names(recording):
@@ -274,6 +263,27 @@ def test_a_recorder_killed_at_any_call_loses_nothing_finished(tmp_path, undistur
     print(happened)
     assert happened["ended before"] <= 2
     assert {"joined", *(f"{count} finished" for count in range(4))} <= happened.keys(), happened
+
+
+def test_a_recorder_of_batches_that_is_killed_records_the_same_batches_again(
+    tmp_path, model, forks
+):
+    # Three sequences in batches of two; parts of one batch are written one after the other.
+    stage = "hae.recorder:Recorder._write"
+    options = ("--batch", "2", "--beams", "2")
+    undisturbed = recorded_undisturbed(tmp_path, model, forks, [stage], options)
+    random = np.random.default_rng(4)
+    happened = Counter()
+    for number in range(10):
+        recording = undisturbed.recording.another(tmp_path / str(number))
+        # Most of the calls come after the first batch.
+        calls = 1 + int(undisturbed.calls[stage] * random.uniform() ** 3)
+        print(f"trial {number}: at call {calls} from {stage}")
+        kill = {"stage": stage, "calls": calls, "signal": KILL}
+        assert recording.run(kill=kill) in (-KILL, 0)
+        happened[examine(recording, undisturbed, earlier=None)] += 1
+    print(happened)
+    assert {"1 finished", "2 finished"} <= happened.keys(), happened
 
 
 def test_a_recorder_killed_at_any_moment_loses_nothing_finished(tmp_path, undisturbed):

@@ -67,19 +67,19 @@ def test_every_picture_gets_as_many_tokens_as_it_has_features(spans, tail):
 
 
 def test_patches_are_numbered_row_by_row():
-    patch = patch_map(np.array([-1, 0, 0, 0, 0, 0, 0, -1]), rows=2, columns=3)
+    patch = patch_map(np.array([-1, 0, 0, 0, 0, 0, 0, -1]), [(2, 3)])
     assert patch.tolist() == [
         [-1, -1], [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [-1, -1],
     ]  # fmt: skip
 
 
 def test_a_class_token_before_the_grid_has_no_patch():
-    patch = patch_map(np.zeros(5, dtype=int), rows=2, columns=2)
+    patch = patch_map(np.zeros(5, dtype=int), [(2, 2)])
     assert patch.tolist() == [[-1, -1], [0, 0], [0, 1], [1, 0], [1, 1]]
 
 
 def test_a_picture_that_is_no_grid_has_no_patches():
-    assert (patch_map(np.zeros(7, dtype=int), rows=2, columns=2) == -1).all()
+    assert (patch_map(np.zeros(7, dtype=int), [(2, 2)]) == -1).all()
 
 
 # ------------------------------------------------------------------------------ with a model
@@ -131,7 +131,9 @@ def test_pictures_are_found_beside_the_file(tmp_path):
         ("{", r"prompts.jsonl:2: not JSON"),
         ('{"txt": "a"}', r"prompts.jsonl:2: expected an object"),
         ('{"text": "a", "image": []}', r"prompts.jsonl:2: unknown key 'image'"),
-        ('{"text": "a", "name": "first"}', r"'first' appears twice"),
+        ('{"text": 1}', r'prompts.jsonl:2: "text" must be a string'),
+        ('{"text": "a", "text": "b"}', r"prompts.jsonl:2: .*key 'text' appears twice"),
+        ('{"text": "a", "name": "first"}', r"jsonl:2: name 'first' appears twice, first in line 1"),
         ('{"text": "a", "images": ["none.png"]}', r"prompts.jsonl:2: picture none.png"),
         ('{"text": "a", "images": ["prompts.jsonl"]}', r"prompts.jsonl:2: picture prompts.jsonl"),
         ('{"text": "a", "images": ["\\u0000"]}', r"prompts.jsonl:2: picture"),
@@ -146,6 +148,17 @@ def test_a_wrong_line_is_named(tmp_path, line, message):
     path.write_text('{"text": "a", "name": "first"}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(PromptError, match=message):
         load_prompts(path)
+
+
+def test_a_default_name_that_another_prompt_has_is_refused(tmp_path):
+    path = tiny_models.write_prompts(tmp_path, [{"text": "a", "name": "000001"}, {"text": "b"}])
+    with pytest.raises(PromptError, match="jsonl:2: name '000001' appears twice, first in line 1"):
+        load_prompts(path)
+
+
+def test_ten_thousand_prompts_are_read_in_a_moment(tmp_path):
+    path = tiny_models.write_prompts(tmp_path, [{"text": "a"}] * 10_000)
+    assert len({prompt.name for prompt in load_prompts(path)}) == 10_000
 
 
 def test_a_line_that_is_not_utf8_is_named(tmp_path):

@@ -1,6 +1,7 @@
 """The recorder, from models of random weights to finished trace files."""
 
 import argparse
+import io
 import json
 import sys
 import tracemalloc
@@ -11,14 +12,14 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from recording import ORIGIN, contents, record_one
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, VISUAL_TOKENS
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from hae import capture, decoder, record, recorder, session, trace, verify
-from hae.prompts import Prompt, prepare
+from hae import capture, decoder, observers, record, recorder, session, trace, verify
+from hae.progress import progress
 
-ORIGIN = trace.Origin(recorder="test 0", libraries="numpy 0", command="test")
 FIVE_TOKENS = "a b c d"  # and <bos>
 
 
@@ -40,24 +41,6 @@ def run(folder, model, entries, *options):
     out = folder / "out.h5"
     arguments = [str(model), "--out", str(out), "--prompts", str(prompts), *options]
     return record.main(arguments), out
-
-
-def record_one(model, text, path, images=(), reader=None, **settings):
-    """One sequence without the command line; returns what was recorded and the inputs."""
-    reader = reader or tiny_models.tokenizer()
-    prompt = Prompt("p", text, list(images))
-    inputs = prepare(model, reader, prompt)
-    info = recorder.record_sequence(
-        model,
-        getattr(reader, "tokenizer", reader),
-        prompt,
-        inputs,
-        recorder.Settings(**{"dtype": "float32", "max_new_tokens": 3} | settings),
-        path,
-        ORIGIN,
-        model_name="tiny",
-    )
-    return info, inputs
 
 
 def one_line(text: str) -> str:
@@ -320,7 +303,7 @@ def test_attention_that_is_not_dispatched_stops_before_generation(
 ):
     model = closed_model(layers)
     monkeypatch.setattr(session, "load_model", lambda *_: (model, tiny_models.tokenizer()))
-    monkeypatch.setattr(recorder, "_generate", lambda *_: pytest.fail("generated"))
+    monkeypatch.setattr(recorder, "generate", lambda *_: pytest.fail("generated"))
     code, out = run(tmp_path, tmp_path, [{"text": FIVE_TOKENS}])
     assert code == 1
     error = one_line(capsys.readouterr().err)
@@ -427,14 +410,14 @@ def test_hooks_and_registrations_are_gone_after_an_exception():
 def test_surplus_slots_of_a_pre_allocated_cache_are_trimmed_when_zero():
     rows = torch.zeros((2, 5, 9))
     rows[..., :5] = 0.2
-    assert recorder.own_keys(rows, 5).shape == (2, 5, 5)
+    assert observers.own_keys(rows, 5).shape == (2, 5, 5)
 
 
 def test_attention_to_a_surplus_slot_is_an_error():
     rows = torch.zeros((2, 5, 9))
     rows[0, 1, 7] = 1e-9
     with pytest.raises(capture.CaptureError, match="slots beyond the 5 tokens"):
-        recorder.own_keys(rows, 5)
+        observers.own_keys(rows, 5)
 
 
 @pytest.fixture
@@ -569,8 +552,8 @@ def test_a_recording_above_the_limit_is_refused_with_an_alternative(
 def test_extra_memory_stays_within_two_layers(tmp_path):
     shape = decoder.Shape(layers=12, query_heads=4, kv_heads=4, head_dim=32)
     prompt, steps = 400, 4
-    spool = recorder.Spool(tmp_path / "spool", "float16")
-    taken = recorder.SequenceCapture(spool, shape, "qkv", None)
+    spool = observers.Spool(tmp_path / "spool", "float16")
+    taken = observers.SequenceCapture(spool, shape, "qkv", None)
     one_layer = shape.qkv_bytes(prompt + steps, 2) // shape.layers
     keys = torch.randn(shape.kv_heads, prompt + steps, shape.head_dim)
     tracemalloc.start()
@@ -595,17 +578,19 @@ ENTRIES = [{"text": "a b"}, {"text": "c d e"}, {"text": "f"}]
 
 
 def interrupt_at(monkeypatch, index: int) -> None:
-    exact = session.record_sequence
+    """Ctrl-C in the batch that has this sequence."""
+    exact = recorder.Recorder.record
 
-    def interrupted(model, tokenizer, prompt, inputs, settings, part, *rest, **named):
-        if part.name == f"{index:06d}.h5":
-            # What a kill in the middle of a sequence leaves behind.
-            part.with_name(part.name + ".partial").write_bytes(b"half")
-            part.with_name(part.name + ".spool").mkdir()
-            raise KeyboardInterrupt
-        return exact(model, tokenizer, prompt, inputs, settings, part, *rest, **named)
+    def interrupted(self, jobs, *rest):
+        for job in jobs:
+            if job.part.name == f"{index:06d}.h5":
+                # What a kill in the middle of a sequence leaves behind.
+                job.part.with_name(job.part.name + ".partial").write_bytes(b"half")
+                job.part.with_name(job.part.name + ".spool").mkdir()
+                raise KeyboardInterrupt
+        return exact(self, jobs, *rest)
 
-    monkeypatch.setattr(session, "record_sequence", interrupted)
+    monkeypatch.setattr(recorder.Recorder, "record", interrupted)
 
 
 def test_a_killed_recorder_keeps_its_finished_sequences(tmp_path, text_model, monkeypatch):
@@ -629,11 +614,7 @@ def test_resume_gives_what_an_uninterrupted_run_gives(tmp_path, text_model, monk
     whole = tmp_path / "whole"
     whole.mkdir()
     _, expected = run(whole, text_model, ENTRIES, "--max-new-tokens", "2")
-    with trace.open_trace(out) as found, trace.open_trace(expected) as file:
-        assert list(found["sequences"]) == list(file["sequences"])
-        for name in file["sequences"]:
-            where = f"sequences/{name}/layers/000001/k"
-            assert (found[where][()] == file[where][()]).all()
+    assert contents(out) == contents(expected)
 
 
 def test_a_finished_part_of_another_model_is_not_joined(tmp_path, text_model, monkeypatch, capsys):
@@ -843,7 +824,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path, text_model, monkey
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorder.Spool, "append", full)
+    monkeypatch.setattr(observers.Spool, "append", full)
     code, out = run(tmp_path, text_model, [{"text": "a"}])
     assert code == 2
     error = one_line(capsys.readouterr().err)
@@ -862,6 +843,34 @@ def test_a_closed_stdout_does_not_stop_the_recording(tmp_path, text_model, monke
     monkeypatch.setattr(sys, "stdout", Closed())
     code, out = run(tmp_path, text_model, [{"text": "a"}], "--max-new-tokens", "2")
     assert code == 0 and out.exists()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is_and_the_time_left(tmp_path, text_model, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    code, _ = run(tmp_path, text_model, ENTRIES, "--max-new-tokens", "2")
+    assert code == 0
+    last = sys.stderr.getvalue().split("\r")[-1]
+    assert "recording: 100%" in last and "6/6" in last and "<00:00" in last
+
+
+def test_sequences_that_end_early_count_as_whole(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress(sequences=3, max_new_tokens=10) as bar:
+        bar.step(2)
+        bar.step(1)  # one of two has ended
+        bar.finish(2)
+        bar.step(1)
+    assert "21/30" in sys.stderr.getvalue().split("\r")[-1]
+
+
+def test_nothing_but_a_terminal_shows_progress(tmp_path, text_model, capsys):
+    assert run(tmp_path, text_model, [{"text": "a"}], "--max-new-tokens", "2")[0] == 0
+    assert capsys.readouterr().err == ""
 
 
 # ------------------------------------------------------------------------------ model folders
