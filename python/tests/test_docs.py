@@ -16,7 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from transformers import DynamicCache
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "docs" / "site"), str(Path(__file__).parent)]
@@ -137,12 +140,23 @@ def running_model(folder: Path) -> dict:
     return {"model": model, "inputs": fed, "P": inputs.input_ids.shape[1], "image": inputs.image}
 
 
+def full_cache(sequence: hae.Sequence) -> DynamicCache:
+    """A transformers cache of a sequence's prompt."""
+    cache = DynamicCache()
+    for layer in range(sequence.info.layers):
+        keys = torch.tensor(np.array(sequence.keys(layer)))[None, :, : sequence.info.prompt]
+        cache.update(keys, keys, layer)
+    return cache
+
+
 def given(page: str, folder: Path) -> dict:
     """Names that a page's Python takes for granted."""
     names: dict = {"__name__": "mine", "hae": hae}
     if page in ("README.md", "python/README.md"):
         names |= {"MyPolicy": MyPolicy, "my_attention": test_validate.attend}
         names |= running_model(folder)
+    if page == "docs/export.md":
+        names["cache"] = full_cache(hae.open(folder / "traces" / "data" / "boards-test.h5")[0])
     return names
 
 

@@ -273,7 +273,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(out, monkeypatch, c
 
 
 def test_the_page_reads_what_is_written(folder, monkeypatch, tmp_path):
-    read_npz, prune = blocks("docs/export.md", "Reading it")
+    read_npz, prune = (code for language, code in blocks("docs/export.md") if language == "python")
     monkeypatch.chdir(tmp_path)
     policy = ["--policy", "hae:r=0.007,alpha=0.008"]
     for name in ("kept.npz", "kept.safetensors"):
