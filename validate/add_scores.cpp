@@ -133,6 +133,8 @@ std::vector<Case> cases() {
     add({.type = type, .lanes = 2, .rows = 3, .slots = 33, .values = Values::nan}, "nan");
   }
   add({.lanes = 2, .group = 2, .rows = 3, .slots = 65, .largest = true, .values = Values::nan}, "nan");
+  add({.items = 5, .lanes = 9, .group = 7, .rows = 3, .slots = 33, .lengths = true, .largest = true},
+      "many-heads");
   add({.items = 0, .rows = 2, .slots = 33}, "empty-batch");
   add({.items = 65537, .slots = 2}, "65537-items");
   for (const Type type : {Type::float32, Type::float16}) {

@@ -124,6 +124,17 @@ std::vector<Case> cases() {
       add(form, "edge");
     }
   }
+  for (const Index head_dim : {128, 256}) {
+    for (const bool in_place : {false, true}) {
+      add({.type = Type::float16,
+           .lanes = 5,
+           .slots = 40,
+           .head_dim = head_dim,
+           .lengths = true,
+           .layout = {.in_place = in_place}},
+          "wide");
+    }
+  }
   add({.lanes = 0, .slots = 33}, "empty-batch");
   add({.lanes = 65537, .slots = 2, .head_dim = 1}, "65537-lanes");
   for (const bool in_place : {false, true}) {

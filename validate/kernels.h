@@ -126,13 +126,13 @@ typedef struct hae_compact_arguments {
  * Query head h reads KV head h / (query_heads / kv_heads): groups are interleaved, never tiled. A slot takes part
  * when it is below its lane's length, visible, and, with window > 0, when query_position - position < window.
  * Without such a slot a row's probabilities and output are 0 and its log_sum_exp is -infinity. A row with a logit
- * that is NaN has a NaN output. Probabilities and sums of slots that do not take part are 0 below the length and not
- * looked at beyond it. */
+ * that is NaN has a NaN output; its probabilities and log_sum_exp are not looked at. Probabilities and sums of slots
+ * that do not take part are 0 below the length and not looked at beyond it. */
 typedef struct hae_attend_arguments {
   hae_array queries;         /* [items, query_heads, head_dim] float32, float16, bfloat16 */
   hae_array keys, values;    /* [items, kv_heads, slots, head_dim]; paged: [pages, kv_heads, page_size, head_dim] */
   hae_array block_table;     /* [items, blocks] int32: page of slots b * page_size ..; absent: not paged */
-  hae_array lengths;         /* [items, kv_heads] int64; absent: all slots */
+  hae_array lengths;         /* [items, kv_heads] int64; absent: all slots; never absent when paged */
   hae_array visible;         /* [items, kv_heads, slots] uint8; absent: all */
   hae_array positions;       /* [items, kv_heads, slots] int64; absent: the slot's number */
   hae_array query_positions; /* [items] int64; absent without a window */

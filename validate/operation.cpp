@@ -121,6 +121,14 @@ void check_form(const Operation& operation, const Problem& problem) {
                       "; let hae validate write the file again");
   };
   const Forms forms = forms_of(operation);
+  if (problem.layout.page_size > 0 && problem.input("lengths") == nullptr) {
+    refuse("it is paged and has no lengths");
+  }
+  for (const auto& [name, number] : problem.numbers) {
+    if (!std::isfinite(number)) {
+      refuse(name + " is " + shortest(number) + ", expected a finite number");
+    }
+  }
   for (const Tensor& input : problem.inputs) {
     if (!is_form_of(input, forms.inputs)) {
       refuse("input '" + input.name +

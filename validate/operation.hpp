@@ -8,6 +8,7 @@
 
 #include "validate/bound.hpp"
 #include "validate/draw.hpp"
+#include "validate/own_arithmetic.hpp"
 #include "validate/placement.hpp"
 #include "validate/problem.hpp"
 
@@ -126,9 +127,13 @@ template <typename Arguments>
 std::int32_t launch(const hae_kernels& kernels, std::int32_t operation,
                     std::int32_t (*kernel)(const Arguments*, const hae_context*), const Arguments& arguments,
                     const ContextOf& context_of) {
-  const std::int64_t bytes =
-      kernels.workspace_bytes == nullptr ? 0 : kernels.workspace_bytes(operation, &arguments);
+  std::int64_t bytes = 0;
+  if (kernels.workspace_bytes != nullptr) {
+    const OwnArithmetic::Theirs theirs;
+    bytes = kernels.workspace_bytes(operation, &arguments);
+  }
   const hae_context context = context_of(bytes);
+  const OwnArithmetic::Theirs theirs;
   return kernel(&arguments, &context);
 }
 

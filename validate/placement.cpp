@@ -328,8 +328,8 @@ std::string PlacedArray::damage() const {
 Placement::Placement(const Problem& problem, const Memory& memory) {
   for (const Tensor& tensor : problem.inputs) {
     place(problem, tensor, problem.output(tensor.name) != nullptr, memory);
-    contents_[tensor.name] = tensor.values;
   }
+  give(problem);
   for (const Tensor& tensor : problem.outputs) {
     if (placed_.contains(tensor.name)) {
       continue;
@@ -362,6 +362,12 @@ void Placement::place_block_table(const Problem& problem, const Memory& memory) 
   placed_["block_table"] = std::make_shared<PlacedArray>(
       Type::int32, plain({problem.extent(Axis::items), blocks_of(problem)}, problem.layout, false),
       problem.layout.misaligned, false, memory);
+}
+
+void Placement::give(const Problem& problem) {
+  for (const Tensor& tensor : problem.inputs) {
+    contents_[tensor.name] = tensor.values;
+  }
 }
 
 void Placement::fill(unsigned char poison) {

@@ -108,6 +108,9 @@ class Placement {
  public:
   Placement(const Problem& problem, const Memory& memory);
 
+  /// Other numbers in the same shape, from the next fill on.
+  void give(const Problem& problem);
+
   void fill(unsigned char poison);
   void fetch();
 

@@ -141,14 +141,10 @@ std::set<std::string> features(const Problem& problem) {
   for (const auto& [axis, extent] : problem.extents) {
     const std::string name = name_of(axis);
     found.insert(extent > 1 ? "more than one of " + name : "at most one of " + name);
-    if (extent > 32) {
-      found.insert("more than 32 " + name);
-    }
-    if (extent > 1024) {
-      found.insert("more than 1024 " + name);
-    }
-    if (extent > 65535) {
-      found.insert("more than 65535 " + name);
+    for (const Index most : {4, 8, 32, 128, 1024, 65535}) {
+      if (extent > most) {
+        found.insert("more than " + std::to_string(most) + " " + name);
+      }
     }
     if (extent % 32 != 0) {
       found.insert(name + " not a multiple of 32");

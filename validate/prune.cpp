@@ -75,6 +75,7 @@ std::vector<Case> cases() {
     add({.type = type, .slots = 64, .on_threshold = true}, "on-threshold");
     add({.type = type, .slots = 256, .alpha = 0x1p-3, .on_threshold = true}, "on-threshold");
   }
+  add({.items = 5, .slots = 130, .scopes = 7, .r = 0x1p-4}, "many-scopes");
   add({.slots = 65, .r = 1e9}, "all-go");
   add({.slots = 65, .r = 0}, "none-goes");
   add({.items = 0, .slots = 33}, "empty-batch");

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
+#include <limits>
+#include <stdexcept>
 
 #include "sim/errors.hpp"
 #include "validate/validate.hpp"
@@ -10,6 +13,9 @@ namespace {
 
 /// Two fillings of outputs and work space: NaN or -1, and a small number, 0.011 in float32.
 constexpr unsigned char kPoisons[] = {0xFF, 0x3C};
+
+/// In place of a status: the kernel threw, and it was told.
+constexpr std::int32_t kThrew = std::numeric_limits<std::int32_t>::min();
 
 /// The same shape with other numbers: floats reversed and halved, all slots in use, lists as long as can be.
 Problem disturbed(const Problem& problem) {
@@ -128,7 +134,7 @@ class Session {
     const std::int32_t status = launch(placed, workspace_, workspace, Memory::Stream::own);
     memory_.synchronize(Memory::Stream::own);
     placed.fetch();
-    if (status != HAE_DONE && status != HAE_UNSUPPORTED) {
+    if (status != HAE_DONE && status != HAE_UNSUPPORTED && status != kThrew) {
       add(finding_of(
           Finding::Kind::status, "",
           "the kernel returned " + std::to_string(status) + ", expected HAE_DONE or HAE_UNSUPPORTED"));
@@ -144,8 +150,22 @@ class Session {
 
   std::int32_t launch(const Placement& placed, Workspace& workspace, std::optional<unsigned char> fill,
                       Memory::Stream stream) {
-    return operation_.call(kernels_, problem_, placed,
-                           [&](std::int64_t bytes) { return workspace.context(bytes, fill, stream); });
+    try {
+      return operation_.call(kernels_, problem_, placed, [&](std::int64_t bytes) {
+        constexpr std::int64_t kMost = std::int64_t{1} << 50;
+        if (bytes < 0 || bytes > kMost) {
+          throw std::length_error("workspace_bytes gave " + std::to_string(bytes) + ", expected 0 .. 2^50");
+        }
+        return workspace.context(bytes, fill, stream);
+      });
+    } catch (const DeviceError&) {
+      throw;  // no memory: the machine's fault
+    } catch (const std::exception& error) {
+      add(finding_of(Finding::Kind::status, "", std::string("it threw: ") + error.what()));
+    } catch (...) {
+      add(finding_of(Finding::Kind::status, "", "it threw something that is no std::exception"));
+    }
+    return kThrew;
   }
 
   /// Two calls at once, each with its own arrays and work space, in two streams, in either order: this one
@@ -275,13 +295,12 @@ class Session {
   /// too. What is wrong then is either an input of the calls before, or a counterexample of its own.
   void disturb(Outcome& outcome) {
     const Problem other = disturbed(problem_);
-    Placement placed(other, memory_);
-    if (call(placed, kPoisons[1], std::nullopt) != HAE_DONE || !findings_.empty()) {
+    placed_.give(other);  // at the same addresses: what is kept by address is kept too
+    const std::int32_t status = call(placed_, kPoisons[1], std::nullopt);
+    const Results results = this->results();
+    placed_.give(problem_);
+    if (status != HAE_DONE || !findings_.empty()) {
       return;
-    }
-    Results results;
-    for (const Tensor& output : other.outputs) {
-      results[output.name] = placed.output(output.name).values();
     }
     const std::vector<Finding> wrong = operation_.judge(other, results, arithmetic_);
     if (wrong.empty()) {
@@ -298,7 +317,7 @@ class Session {
     }
     std::ranges::for_each(wrong, [&](const Finding& finding) { add(finding); });
     outcome.problem = other;
-    outcome.results = std::move(results);
+    outcome.results = results;
   }
 
   const hae_kernels& kernels_;
@@ -334,6 +353,7 @@ void check(const hae_kernels& kernels) {
 }
 
 Outcome run(const hae_kernels& kernels, const Problem& problem) {
+  const OwnArithmetic own;
   try {
     return Session(kernels, problem).run();
   } catch (const NoMemory&) {

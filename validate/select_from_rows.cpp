@@ -81,6 +81,7 @@ std::vector<Case> cases() {
     }
   }
   add({.group = 4, .rows = 16, .slots = 257, .most = 100, .near_ties = true}, "near-ties");
+  add({.lanes = 9, .group = 7, .rows = 3, .slots = 70, .most = 12, .lengths = true}, "many-lanes");
   add({.lanes = 0, .rows = 2, .slots = 33, .most = 3}, "empty-batch");
   add({.type = Type::float16, .lanes = 2, .rows = 3, .slots = 65, .most = 9, .layout = {.far = true}}, "far");
   return all;

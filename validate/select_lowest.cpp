@@ -150,6 +150,7 @@ std::vector<Case> cases() {
   }
   add({.values = Values::ties, .slots = 5, .most = 9}, "more-than-there-are");
   add({.values = Values::ties, .slots = 33, .most = 0}, "none");
+  add({.values = Values::ties, .lanes = 9, .slots = 70, .most = 12, .lengths = true}, "many-lanes");
   add({.lanes = 0, .slots = 33, .most = 3}, "empty-batch");
   add({.values = Values::ties, .lanes = 65537, .slots = 2}, "65537-lanes");
   add({.values = Values::distinct, .lanes = 2, .slots = 65, .most = 9, .layout = {.far = true}}, "far");

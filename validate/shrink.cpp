@@ -95,8 +95,11 @@ class Shrinker {
         take(candidate);
       }
     }
-    for (const char* name : {"lengths", "counted", "visible", "eligible", "positions"}) {
-      const bool is_moved = smallest_.problem.output(std::string(name) + "_out") != nullptr;
+    for (const std::string name : {"lengths", "counted", "visible", "eligible", "positions"}) {
+      if (name == "lengths" && smallest_.problem.layout.page_size > 0) {
+        continue;  // a block table says how many pages there are, not how many slots
+      }
+      const bool is_moved = smallest_.problem.output(name + "_out") != nullptr;
       if (smallest_.problem.input(name) != nullptr && !is_moved) {
         take(*without_input(smallest_.problem, name));
       }
@@ -190,6 +193,7 @@ class Shrinker {
 }  // namespace
 
 Outcome shrink(const hae_kernels& kernels, const Outcome& failed, int most_runs) {
+  const OwnArithmetic own;
   return Shrinker(kernels, failed, most_runs).result();
 }
 

@@ -69,6 +69,7 @@ std::vector<std::string> case_names(const Operation& operation) {
 }
 
 Problem problem_of(const Operation& operation, const std::string& name, std::uint64_t seed) {
+  const OwnArithmetic own;
   for (const Case& one : operation.cases()) {
     if (one.name == name) {
       Draw draw(name, seed);
@@ -79,11 +80,17 @@ Problem problem_of(const Operation& operation, const std::string& name, std::uin
 }
 
 std::vector<OperationReport> validate(const hae_kernels& kernels, const Options& options) {
+  const OwnArithmetic own;
   check(kernels);
   for (const std::string& name : options.operations) {
     static_cast<void>(operation_of(name));
   }
   const std::string wanted = options.one_case.substr(0, options.one_case.find('/'));
+  if (!options.one_case.empty() && !options.operations.empty() &&
+      std::ranges::count(options.operations, wanted) == 0) {
+    throw ConfigError("case '" + options.one_case + "' is of operation " + wanted +
+                      ", which is not asked for; leave --operation away");
+  }
   if (!options.one_case.empty()) {
     static_cast<void>(problem_of(operation_of(wanted), options.one_case, options.seed));
   }

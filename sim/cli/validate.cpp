@@ -37,9 +37,60 @@ struct Arguments {
   bool list = false;
 };
 
+/// Tells which case a library's code was in when it ended the program: by a crash, which may have used up the
+/// stack, or by exit().
+class Watch {
+ public:
+  explicit Watch(const std::string& name) {
+    static std::array<char, 1 << 16> stack;
+    stack_t elsewhere{};
+    elsewhere.ss_sp = stack.data();
+    elsewhere.ss_size = stack.size();
+    sigaltstack(&elsewhere, nullptr);
+    static const int registered = std::atexit(tell_exit);
+    static_cast<void>(registered);
+    at(name);
+  }
+  ~Watch() { running_[0] = '\0'; }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void at(const std::string& name) {
+    running_[name.copy(running_.data(), running_.size() - 1)] = '\0';
+    struct sigaction action {};
+    action.sa_handler = tell_crash;
+    action.sa_flags = SA_ONSTACK;
+    for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
+      sigaction(signal_number, &action, nullptr);
+    }
+  }
+
+ private:
+  static void say(const char* text) { static_cast<void>(!write(STDERR_FILENO, text, std::strlen(text))); }
+
+  static void tell_crash(int /*signal_number*/) {
+    say("hae: the library crashed in case ");
+    say(running_.data());
+    say("; run it alone with --case, under a debugger\n");
+    _exit(kAnswerIsNo);
+  }
+
+  static void tell_exit() {
+    if (running_[0] != '\0') {
+      say("hae: the library called exit() in case ");
+      say(running_.data());
+      say("; return a status instead\n");
+      _exit(kAnswerIsNo);
+    }
+  }
+
+  static inline std::array<char, 512> running_{};
+};
+
 /// A library of kernels, open until the process ends: what it started may still run.
 const hae_kernels& open_kernels(const std::string& path) {
   // A name without a slash would be looked for in the system's folders.
+  const Watch watch("hae_kernels_table()");
   void* library = dlopen(fs::absolute(path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw TraceError(fmt::format("{}: not a library that can be loaded: {}", path, dlerror()));
@@ -49,33 +100,17 @@ const hae_kernels& open_kernels(const std::string& path) {
     throw TraceError(fmt::format(
         "{}: no function hae_kernels_table; include hae/kernels.h and export it with C linkage", path));
   }
-  const hae_kernels* table = reinterpret_cast<const hae_kernels* (*)()>(symbol)();
+  const hae_kernels* table = nullptr;
+  try {
+    table = reinterpret_cast<const hae_kernels* (*)()>(symbol)();
+  } catch (const std::exception& error) {
+    throw TraceError(fmt::format("{}: hae_kernels_table() threw: {}; return the table", path, error.what()));
+  }
   if (table == nullptr) {
     throw TraceError(fmt::format("{}: hae_kernels_table() returned null; return the table", path));
   }
   validate::check(*table);
   return *table;
-}
-
-/// What a crash leaves behind: the case, so that it can be run alone under a debugger.
-std::array<char, 512> running_case{};
-
-void tell_crash(int signal_number) {
-  constexpr char kBefore[] = "hae: the library crashed in case ";
-  constexpr char kAfter[] = "; run it alone with --case, under a debugger\n";
-  static_cast<void>(!write(STDERR_FILENO, kBefore, sizeof kBefore - 1));
-  static_cast<void>(!write(STDERR_FILENO, running_case.data(), std::strlen(running_case.data())));
-  static_cast<void>(!write(STDERR_FILENO, kAfter, sizeof kAfter - 1));
-  static_cast<void>(signal_number);
-  _exit(kAnswerIsNo);
-}
-
-void watch_case(const std::string& name) {
-  const std::size_t length = name.copy(running_case.data(), running_case.size() - 1);
-  running_case[length] = '\0';
-  for (const int signal_number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
-    std::signal(signal_number, tell_crash);
-  }
 }
 
 void print_counterexample(const validate::Outcome& outcome) {
@@ -139,6 +174,9 @@ std::string save_counterexamples(const fs::path& folder,
 }
 
 void print_list(const std::vector<std::string>& operations) {
+  for (const std::string& name : operations) {
+    static_cast<void>(validate::operation_of(name));
+  }
   for (const validate::Operation* operation : validate::operations()) {
     if (operations.empty() || std::ranges::count(operations, operation->name) > 0) {
       for (const std::string& name : validate::case_names(*operation)) {
@@ -156,12 +194,14 @@ void run_again(const hae_kernels& kernels, const Arguments& arguments) {
   } catch (const ConfigError& error) {
     throw TraceError(arguments.repro + ": " + error.what());
   }
-  watch_case(words.case_name);
+  if (!validate::operation_of(words.operation).offered(kernels)) {
+    throw AnswerIsNo(fmt::format("{}: the library does not offer {}", arguments.repro, words.operation));
+  }
+  const Watch watch(words.case_name);
   const validate::Outcome outcome = validate::run(kernels, problem);
   fmt::print("{}, from case {}: {}\n", words.operation, words.case_name, validate::describe(problem));
   if (outcome.status == validate::Outcome::Status::unsupported) {
-    fmt::print("not supported by the library\n");
-    return;
+    throw AnswerIsNo(arguments.repro + ": the library does not support it");
   }
   if (outcome.status == validate::Outcome::Status::left_out) {
     throw DeviceError(arguments.repro +
@@ -185,11 +225,12 @@ void run_cases(const hae_kernels& kernels, const Arguments& arguments) {
       .seed = arguments.seed, .operations = arguments.operations, .one_case = arguments.one_case};
   Index started = -1;
   std::string operation;
+  Watch watch("the first");
   options.progress = [&](const std::string& name, double done) {
     const std::string now = name.substr(0, name.find('/'));
     started += std::exchange(operation, now) != now;
     bar.show(double(started) + done);
-    watch_case(name);
+    watch.at(name);
   };
   const std::vector<validate::OperationReport> reports = validate::validate(kernels, options);
   bar.wipe();

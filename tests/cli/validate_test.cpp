@@ -17,7 +17,7 @@ class ValidateCommand : public Cli {
 TEST_F(ValidateCommand, PassesRightKernelsAndSaysHowManyCases) {
   const Outcome right = validate("--operation prune --junit hae.xml");
   EXPECT_EQ(right.code, 0) << right.err;
-  EXPECT_THAT(right.out, HasSubstr("prune: 51 of 51 cases passed"));
+  EXPECT_THAT(right.out, HasSubstr("prune: 52 of 52 cases passed"));
   EXPECT_THAT(read(folder_ / "hae.xml"), HasSubstr("failures=\"0\""));
 }
 
@@ -55,6 +55,19 @@ TEST_F(ValidateCommand, NamesTheCaseInWhichALibraryCrashes) {
   const Outcome crashed = validate("--operation prune", "crashes");
   expect_one_line(crashed, 1);
   EXPECT_THAT(crashed.err, HasSubstr("crashed in case prune/"));
+}
+
+TEST_F(ValidateCommand, NamesTheCaseInWhichALibraryEndsTheProgram) {
+  const Outcome ended = validate("--operation prune", "exits");
+  expect_one_line(ended, 1);
+  EXPECT_THAT(ended.err, HasSubstr("called exit() in case prune/"));
+}
+
+TEST_F(ValidateCommand, RefusesWordsThatDoNotGoTogether) {
+  expect_one_line(validate("--list --operation bogus"), 2);
+  const Outcome other = validate("--operation compact --case prune/all-go/float64/tokens-65/scopes-1");
+  expect_one_line(other, 2);
+  EXPECT_THAT(other.err, HasSubstr("is of operation prune"));
 }
 
 }  // namespace

@@ -274,6 +274,10 @@ std::int32_t select_lowest(const hae_select_lowest_arguments* arguments, const h
     if (is("counts-cached-by-shape")) {  // as a launch plan that is made once a shape
       count = plans.try_emplace({lane, slots, a.chosen.shape[1]}, count).first->second;
     }
+    if (is("keeps-by-address")) {  // as a plan for a buffer that is always the same
+      const auto address = reinterpret_cast<std::intptr_t>(a.chosen.data);
+      count = plans.try_emplace({lane, slots * 10000 + a.chosen.shape[1], address}, count).first->second;
+    }
     sort_candidates(order, count);
     write_choice(a.chosen, a.chosen_scores, lane, count, order);
   }
@@ -308,6 +312,9 @@ std::int32_t prune(const hae_prune_arguments* arguments, const hae_context*) {
   const hae_prune_arguments& a = *arguments;
   if (is("crashes")) {
     std::abort();
+  }
+  if (is("exits")) {
+    std::exit(0);
   }
   const std::int64_t tokens = a.sums.shape[1];
   for (std::int64_t item = 0; item < a.sums.shape[0]; ++item) {
@@ -438,13 +445,15 @@ bool takes_part(const hae_attend_arguments& a, const Heads& h, std::int64_t slot
       is("row-for-position")
           ? slot
           : get_or(a.positions, {h.item, is("heads-tiled") ? h.source : h.lane, slot}, slot);
-  const std::int64_t back = get_or(a.query_positions, {h.item}, 0) - position;
+  const std::int64_t item = is("query-position-of-item-0") ? 0 : h.item;
+  const std::int64_t back = get_or(a.query_positions, {item}, 0) - position;
   return a.window == 0 || is("window-ignored") || back < a.window + (is("window-too-wide") ? 1 : 0);
 }
 
 float logit(const hae_attend_arguments& a, const Heads& h, std::int64_t slot) {
   float dot = 0;
-  for (std::int64_t i = 0; i < h.dim; ++i) {
+  const std::int64_t dim = is("head-dims-beyond-128") ? std::min<std::int64_t>(h.dim, 128) : h.dim;
+  for (std::int64_t i = 0; i < dim; ++i) {
     auto q = static_cast<float>(get(a.queries, {h.item, h.head, i}));
     auto k = static_cast<float>(cached(a, a.keys, h.item, h.source, slot, i));
     if (is("bfloat16-products")) {  // as a matrix unit takes them, when nobody forbids it
@@ -453,7 +462,8 @@ float logit(const hae_attend_arguments& a, const Heads& h, std::int64_t slot) {
     }
     dot += q * k;
   }
-  const float scaled = is("no-scale") ? dot : dot * a.scale;
+  const float scale = is("own-scale") ? 1 / std::sqrt(static_cast<float>(h.dim)) : a.scale;
+  const float scaled = is("no-scale") ? dot : dot * scale;
   return is("scale-twice") ? scaled * a.scale : scaled;
 }
 
@@ -556,6 +566,9 @@ std::int32_t attend(const hae_attend_arguments* arguments, const hae_context* co
       }
     }
   }
+  if (is("throws") && a.keys.shape[2] == 33) {
+    throw std::runtime_error("cudaErrorInvalidValue");
+  }
   return is("returns-an-error") && a.keys.shape[2] == 33 ? 7 : HAE_DONE;
 }
 
@@ -618,6 +631,11 @@ const std::vector<Mutant>& mutants() {
       {"last-tile-skipped", "attend", "partial block of 16"},
       {"scale-twice", "attend", "scale is applied twice"},
       {"no-scale", "attend", "scale is not applied"},
+      {"own-scale", "attend", "whatever is given"},
+      {"query-position-of-item-0", "attend", "item 0's query position"},
+      {"head-dims-beyond-128", "attend", "more than 128 head_dim"},
+      {"throws", "attend", "it threw"},
+      {"keeps-by-address", "select_lowest", "state that is kept"},
       {"half-sums", "attend", "fewer bits"},
       {"bfloat16-products", "attend", "fewer bits"},
       {"masked-row-nan", "attend", "no slot"},
@@ -648,7 +666,7 @@ const std::vector<Mutant>& mutants() {
 }
 
 const hae_kernels* table_with(const std::string& name) {
-  const bool known = name.empty() || name == "crashes" ||
+  const bool known = name.empty() || name == "crashes" || name == "exits" ||
                      std::any_of(mutants().begin(), mutants().end(),
                                  [&](const Mutant& mutant) { return mutant.name == name; });
   if (!known) {

@@ -6,6 +6,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
 #include <set>
 
 #include "sim/errors.hpp"
@@ -304,6 +307,26 @@ TEST(Device, FaultsOfStreamsAreCaughtAndNamed) {
     EXPECT_EQ(report.passed, 3) << fault;  // cases without a token
     EXPECT_THAT(report.fault, HasSubstr(said));
   }
+}
+
+/// A library that is linked for fast math makes the whole thread flush subnormal numbers to zero.
+TEST(Validate, JudgesInItsOwnArithmetic) {
+#ifdef __SSE2__
+  const std::string name = "select_lowest/special/subnormal/float32/slots-40/most-11";
+  const Problem usual = problem_of(kSelectLowest, name, 0);
+  const unsigned before = _mm_getcsr();
+  constexpr unsigned kFlush = 0x8040;
+  _mm_setcsr(before | kFlush);
+  const Problem flushing = problem_of(kSelectLowest, name, 0);
+  const OperationReport report = validate(*gallery::table_with(""), {.one_case = name}).front();
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(before);
+  EXPECT_EQ(flushing.values("scores"), usual.values("scores"));
+  EXPECT_EQ(report.failed, 1);        // the kernel computes as the thread did, and loses what is subnormal
+  EXPECT_EQ(after & kFlush, kFlush);  // the caller's is given back
+#else
+  GTEST_SKIP() << "written for x86";
+#endif
 }
 
 TEST(Device, ACopyThatFailsIsTold) {
