@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -23,6 +24,19 @@ def finally_do(action: Callable[[], None]) -> Iterator[None]:
     finally:
         action()
         _pending.remove(action)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Under a temporary name, then renamed: the file is there only when it is whole."""
+    partial = path.with_name(path.name + ".partial")
+
+    def remove() -> None:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+    with finally_do(remove):
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
 
 
 def do_all_now() -> None:

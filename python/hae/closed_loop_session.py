@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,12 @@ from transformers.utils import logging
 
 from hae import _engine, effects, hf
 from hae.capture import CaptureError
-from hae.cleanup import finally_do
+from hae.cleanup import write_whole
 from hae.comparison import Run, compare
 from hae.decoder import UnsupportedModel, decoder_of
 from hae.errors import ANSWER_IS_NO, BAD_INPUT, USAGE, RecordError
 from hae.prompts import Prompt, PromptError, load_prompts, prepare
+from hae.result_folder import sha256_of_file
 from hae.session import load_model
 
 SCHEMA = "hae.closed-loop/1"
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         "summary": [_summary(spec, runs) for spec in specs],
     }
     if options.json is not None:
-        _write(options.json, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        write_whole(options.json, json.dumps(result, indent=1, allow_nan=False) + "\n")
     print(f"{len(sequences)} sequences, closed loop; ± is half a 95 % t interval over groups\n")
     print(_table(result["summary"]))
 
@@ -245,8 +244,8 @@ def _manifest(
             "transformers": transformers.__version__,
         },
         "model": str(options.model),
-        "weights_sha256": {path.name: _sha256(path) for path in weights},
-        "prompts": {"path": str(options.prompts), "sha256": _sha256(options.prompts)},
+        "weights_sha256": {path.name: sha256_of_file(path) for path in weights},
+        "prompts": {"path": str(options.prompts), "sha256": sha256_of_file(options.prompts)},
         "policies": specs,
         "match": options.match,
         "max_new_tokens": options.max_new_tokens,
@@ -254,21 +253,3 @@ def _manifest(
         "attention": options.attention,
         "device": options.device,
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    """Under a temporary name, then renamed."""
-    partial = path.with_name(path.name + ".partial")
-
-    def remove() -> None:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-    with finally_do(remove):
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
