@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from PIL import Image
-from plotly.subplots import make_subplots
 
 from hae import fates
 from hae.comparison import Comparison
@@ -40,10 +39,13 @@ TITLES = {
     "output_error_relative": "relative output error",
 }
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_GREY = "#8C8C8C"
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 _RESIDENT, _PENDING, _GONE, _VEIL = "#56B4E9", "#E69F00", "#D55E00", "#7F8790"
+
+_KIND_COLOURS = {"picture": _COLOURS[3], "generated": _COLOURS[2]}
 
 _MOST_POINTS = 400  # along decode steps; more are averaged
 _MOST_FRAMES = 24  # of a picture
@@ -139,7 +141,7 @@ def over_steps(
             y=_numbers(values),
             customdata=[int(counts[b].max()) for b in bins],
             mode="lines",
-            line={"width": 2.2, "dash": _DASHES[policy % len(_DASHES)], "color": _colour(policy)},
+            line={"width": 2.2, "dash": _dash(policy), "color": _colour(policy)},
             hovertemplate="%{y:.4f}  (%{customdata} sequences)",
             **_named(comparison, policy),
         )
@@ -164,7 +166,7 @@ def against_memory(
         raise NothingToShow(f"No decode row has a {TITLES[figure]}.")
     plot = _figure(
         height=440,
-        xaxis={"title": {"text": f"mean cache size, {unit}"}, "rangemode": "tozero"},
+        xaxis={"title": {"text": f"mean cache size, {unit}"}},
         yaxis={"title": {"text": f"mean {TITLES[figure]}"}, "rangemode": "tozero"},
     )
     optima = []
@@ -240,12 +242,13 @@ def layers(
         x=list(range(width)),
         y=numbers,
         customdata=[[_label(name)] * width for name in policies],
-        colorscale="Cividis",
+        colorscale=[[0, "#F1F5F9"], [0.5, "#8FC1E3"], [1, "#08407E"]],
+        showscale=width > 12,
         zmin=0,
         xgap=2,
         ygap=2,
         colorbar={"title": {"text": TITLES[figure], "side": "right"}, "thickness": 14},
-        texttemplate="%{z:.3f}" if width <= 12 else None,
+        texttemplate="%{z:.3f}" if width <= 12 else None,  # no colour bar needs room then
         hovertemplate="%{customdata}<br>layer %{x}: %{z:.4f}<extra></extra>",
         hoverongaps=False,
     )
@@ -264,79 +267,60 @@ def pictures_of(comparison: Source, sequence: int = 0) -> list[tuple[int, int]]:
 
 
 def picture(
-    comparison: Source, sequence: int = 0, image: int = 0, *, frame: int = -1
+    comparison: Source,
+    policy: str | int,
+    sequence: int = 0,
+    image: int = 0,
+    *,
+    frame: int = -1,
 ) -> go.Figure:
-    """A picture of the prompt under every policy, each patch veiled by the share of lanes (layers,
-    or their KV heads) that have evicted it; a slider goes through the decode steps.
+    """A picture of the prompt, each patch veiled by the share of lanes (layers, or their KV heads)
+    that have evicted it; a slider goes through the decode steps.
 
-    raises NothingToShow when the trace does not say where the patches are
+    policy  its spec, or its number in the comparison
+    raises  NothingToShow when the trace does not say where the patches are
     """
     comparison = _read(comparison)
-    policies = _policies(comparison)
-    runs = comparison.raw[sequence * len(policies) : (sequence + 1) * len(policies)]
+    number, run = _run(comparison, policy, sequence)
     found = _sequence(comparison, sequence)
     tokens, patch = _patches(found, image, frame)
     rows, columns = (int(n) for n in patch.max(axis=0) + 1)
     drawn, note = _drawn(found, image, rows, columns)
     steps = np.unique(np.linspace(0, found.info.steps, _MOST_FRAMES + 1).round().astype(int))
-    evicted = [fates.evicted_at(run, found.info)[:, tokens] for run in runs]
+    evicted = fates.evicted_at(run, found.info)[:, tokens]
 
-    def veils(step: int) -> list[list[list[float | None]]]:
-        grids = []
-        for of_run in evicted:
-            grid = np.full((rows, columns), np.nan)
-            grid[patch[:, 0], patch[:, 1]] = (of_run <= step).mean(axis=0)
-            grids.append([_numbers(line) for line in grid.round(4)])
-        return grids
+    def veil(step: int) -> list[list[float | None]]:
+        grid = np.full((rows, columns), np.nan)
+        grid[patch[:, 0], patch[:, 1]] = (evicted <= step).mean(axis=0)
+        return [_numbers(line) for line in grid.round(4)]
 
-    across = min(3, len(policies))
-    down = -(-len(policies) // across)
-    plot = make_subplots(
-        down,
-        across,
-        subplot_titles=[_short(name, 30) for name in policies],
-        horizontal_spacing=0.03,
-        vertical_spacing=0.25 / (down + 2),
-    )
-    plot.update_layout(
-        template=template(),
-        height=int(60 + down * 320 * min(1.6, rows / columns)),
-        margin={"l": 8, "r": 8, "t": 40, "b": 8},
-    )
-    plot.update_annotations(font={"size": 13})
-    for policy, grid in enumerate(veils(int(steps[-1]))):
-        place = {"row": policy // across + 1, "col": policy % across + 1}
-        if drawn is not None:
-            plot.add_layout_image(
-                source=drawn,
-                **{"x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows, "sizing": "stretch"},
-                layer="below",
-                **place,
-            )
-        plot.add_heatmap(
-            z=grid,
-            zmin=0,
-            zmax=1,
-            colorscale=[[0, _clear(0.0 if drawn else 0.12)], [1, _clear(0.88)]],
-            showscale=False,
-            xgap=1,
-            ygap=1,
-            hovertemplate="row %{y}, column %{x}<br>evicted in %{z:.0%} of the lanes<extra></extra>",
-            hoverongaps=False,
-            **place,
-        )
     bare = {"visible": False, "constrain": "domain"}
-    plot.update_xaxes(range=[-0.5, columns - 0.5], **bare)
-    plot.update_yaxes(range=[rows - 0.5, -0.5], **bare)
-    for policy in range(len(policies)):
-        number = "" if policy == 0 else str(policy + 1)
-        plot.layout[f"yaxis{number}"].scaleanchor = f"x{number}"
+    plot = _figure(
+        title={"text": _short(_policies(comparison)[number], 34), "x": 0.5, "font": {"size": 13}},
+        height=int(44 + 320 * min(2.0, rows / columns)),
+        margin={"l": 4, "r": 4, "t": 34, "b": 4},
+        xaxis={"range": [-0.5, columns - 0.5], **bare},
+        yaxis={"range": [rows - 0.5, -0.5], "scaleanchor": "x", **bare},
+        sliders=[_slider(steps)],
+        meta={"note": note, "ratio": min(2.0, rows / columns)},
+    )
+    if drawn is not None:
+        place = {"x": -0.5, "y": -0.5, "sizex": columns, "sizey": rows, "sizing": "stretch"}
+        plot.add_layout_image(source=drawn, xref="x", yref="y", layer="below", **place)
+    plot.add_heatmap(
+        z=veil(int(steps[-1])),
+        zmin=0,
+        zmax=1,
+        colorscale=[[0, _clear(0.0 if drawn else 0.12)], [1, _clear(0.88)]],
+        showscale=False,
+        xgap=1,
+        ygap=1,
+        hovertemplate="row %{y}, column %{x}<br>evicted in %{z:.0%} of the lanes<extra></extra>",
+        hoverongaps=False,
+    )
     plot.frames = [
-        go.Frame(name=str(step), data=[{"type": "heatmap", "z": grid} for grid in veils(int(step))])
-        for step in steps
+        go.Frame(name=str(step), data=[{"type": "heatmap", "z": veil(int(step))}]) for step in steps
     ]
-    plot.layout.sliders = [_slider(steps)]
-    plot.layout.meta = {"note": note}
     return plot
 
 
@@ -351,10 +335,8 @@ def timeline(
     lane    the KV head, where the lanes are KV heads
     """
     comparison = _read(comparison)
-    policies = _policies(comparison)
-    number = policies.index(policy) if isinstance(policy, str) else policy
+    _, run = _run(comparison, policy, sequence)
     found = _sequence(comparison, sequence)
-    run = comparison.raw[sequence * len(policies) + number]
     frame = fates.token_fates(run, found, layer, lane)
     kept = _most_telling(frame)
     left_out = len(frame) - len(kept)
@@ -369,8 +351,13 @@ def timeline(
     rows = [[str(j), *map(_cell, line)] for j, *line in frame[list(columns)].itertuples()]
     plot = _figure(
         height=int(min(1500, max(420, 140 + 5 * len(frame)))),
-        xaxis={"title": {"text": "decode step (0: prefill)"}, "range": [-1.5, last + 1.5]},
-        yaxis={"title": {"text": "position of the token"}, "autorange": "reversed"},
+        xaxis={"title": {"text": "decode step (0: prefill)"}, "range": [-1, last + 1]},
+        yaxis={
+            "title": {"text": "position of the token"},
+            "range": [frame.index.max() + 1, frame.index.min() - 1],
+            "showgrid": False,
+        },
+        margin={"r": 44},
         barmode="overlay",
         bargap=0.12,
         hovermode="closest",
@@ -402,7 +389,7 @@ def timeline(
         )
     gone = frame[frame.evicted.notna()]
     received = gone.still_received.fillna(0).to_numpy()
-    size = 4 + 16 * np.sqrt(received / max(received.max(initial=0), 1e-300))
+    size = 3 + 11 * np.sqrt(received / max(received.max(initial=0), 1e-300))
     plot.add_scatter(
         x=end.loc[gone.index].tolist(),
         y=gone.index.tolist(),
@@ -411,6 +398,7 @@ def timeline(
         hoverinfo="skip",
         name="evicted (size: attention still to come)",
     )
+    _add_kinds(plot, frame.kind)
     return plot
 
 
@@ -427,7 +415,7 @@ def decay_envelope(certificate: Mapping[str, Any], *, ages: int = 100) -> go.Fig
     plot = _figure(
         height=360,
         xaxis={"title": {"text": "steps since the eviction"}},
-        yaxis={"title": {"text": "attention, at most"}, "type": "log", "exponentformat": "power"},
+        yaxis={"title": {"text": "attention, at most"}, "rangemode": "tozero"},
     )
     age = np.arange(1, ages + 1)
     for number, (name, line) in enumerate(lines):
@@ -440,8 +428,8 @@ def decay_envelope(certificate: Mapping[str, Any], *, ages: int = 100) -> go.Fig
             y=_numbers(envelope["initial"] * (1 - envelope["rate"]) ** age),
             mode="lines",
             name=name,
-            line=_line(_COLOURS[6] if is_all else _colour(number), 3 if is_all else 1.8)
-            | {"dash": "solid" if is_all else _DASHES[(number + 1) % len(_DASHES)]},
+            line=_line(_GREY if is_all else _colour(number), 3 if is_all else 1.8)
+            | {"dash": "solid" if is_all else _dash(number + 1)},
             hovertemplate="after %{x} steps at most %{y:.4f}",
         )
     if not plot.data:
@@ -459,60 +447,45 @@ CLOSED_TITLES = {
 }
 
 
-def closed_loop(result: Mapping[str, Any]) -> go.Figure:
+def closed_loop(result: Mapping[str, Any], figure: str = "closed.token_accuracy") -> go.Figure:
     """What each policy does to the running model's answers, from a result of `hae closed-loop
-    --json`: means over groups, with their 95 % intervals.
+    --json`: the mean of a figure over groups, with its 95 % interval.
+
+    figure  one of CLOSED_TITLES
     """
     summary = result["summary"]
-    panels = [name for name in CLOSED_TITLES if any(name in line for line in summary)]
-    if not panels:
-        raise NothingToShow("The closed loop has no figures.")
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
-    numbers = list(range(len(summary)))
-    plot = make_subplots(
-        down,
-        across,
-        shared_yaxes=True,
-        subplot_titles=[CLOSED_TITLES[name] for name in panels],
-        horizontal_spacing=0.04,
-        vertical_spacing=0.3 / (down + 1),
-    )
-    plot.update_layout(
-        template=template(),
-        height=down * (90 + 30 * len(summary)),
-        margin={"l": 8, "r": 16, "t": 40, "b": 32},
+    if not any(figure in line for line in summary):
+        raise NothingToShow(f"The closed loop has no {CLOSED_TITLES[figure]}.")
+    plot = _figure(
+        title={"text": CLOSED_TITLES[figure], "x": 0.5, "font": {"size": 13}},
+        height=90 + 30 * len(summary),
+        margin={"l": 8, "r": 16, "t": 36, "b": 28},
         showlegend=False,
+        xaxis={"rangemode": "tozero", "nticks": 6},
+        yaxis={
+            "tickvals": list(range(len(summary))),
+            "ticktext": [_short(line["policy"], 24) for line in summary],
+            "range": [len(summary) - 0.5, -0.5],
+        },
     )
-    plot.update_annotations(font={"size": 13})
-    for panel, name in enumerate(panels):
-        for policy, line in enumerate(summary):
-            figure = line.get(name)
-            if figure is None:
-                continue
-            low, high = figure["interval95"] or (figure["mean"], figure["mean"])
-            plot.add_scatter(
-                x=[figure["mean"]],
-                y=[policy],
-                error_x={
-                    "array": [high - figure["mean"]],
-                    "arrayminus": [figure["mean"] - low],
-                    "thickness": 1.6,
-                },
-                mode="markers",
-                marker=_marker(policy, 11),
-                hovertemplate="%{meta[0]}<br>%{x:.4f}<extra></extra>",
-                meta=[_label(line["policy"])],
-                row=panel // across + 1,
-                col=panel % across + 1,
-            )
-    plot.update_yaxes(
-        tickvals=numbers,
-        ticktext=[_short(line["policy"], 24) for line in summary],
-        range=[len(summary) - 0.5, -0.5],
-        automargin=True,
-    )
-    plot.update_xaxes(rangemode="tozero", nticks=5)
+    for policy, line in enumerate(summary):
+        value = line.get(figure)
+        if value is None:
+            continue
+        low, high = value["interval95"] or (value["mean"], value["mean"])
+        plot.add_scatter(
+            x=[value["mean"]],
+            y=[policy],
+            error_x={
+                "array": [high - value["mean"]],
+                "arrayminus": [value["mean"] - low],
+                "thickness": 1.6,
+            },
+            mode="markers",
+            marker=_marker(policy, 11),
+            hovertemplate="%{meta[0]}<br>%{x:.4f}<extra></extra>",
+            meta=[_label(line["policy"])],
+        )
     return plot
 
 
@@ -525,6 +498,13 @@ def _read(comparison: Source) -> Comparison:
 
 def _policies(comparison: Comparison) -> list[str]:
     return [line["policy"] for line in comparison.result["summary"]]
+
+
+def _run(comparison: Comparison, policy: str | int, sequence: int) -> tuple[int, Any]:
+    """A policy's number, and its run over a sequence."""
+    policies = _policies(comparison)
+    number = policies.index(policy) if isinstance(policy, str) else policy
+    return number, comparison.raw[sequence * len(policies) + number]
 
 
 def _sequence(comparison: Comparison, number: int) -> Any:
@@ -540,6 +520,11 @@ def _figure(**layout: Any) -> go.Figure:
 
 def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
+
+
+def _dash(number: int) -> str:
+    """Another one for each policy of one colour."""
+    return _DASHES[(number + number // len(_COLOURS)) % len(_DASHES)]
 
 
 def _line(colour: str, width: float) -> dict[str, Any]:
@@ -564,7 +549,7 @@ def policy_style(policy: int) -> dict[str, str]:
     """Colour, dash and symbol of a policy, by its number, in all figures."""
     return {
         "colour": _colour(policy),
-        "dash": _DASHES[policy % len(_DASHES)],
+        "dash": _dash(policy),
         "symbol": _SYMBOLS[policy % len(_SYMBOLS)],
     }
 
@@ -618,7 +603,7 @@ def _mark_half(plot: go.Figure, runs: Sequence[np.ndarray]) -> None:
         return
     plot.add_vline(
         x=lengths[len(lengths) // 2],
-        line={"dash": "dot", "width": 1, "color": _COLOURS[6]},
+        line={"dash": "dot", "width": 1, "color": _GREY},
         annotation={"text": "half have ended", "font": {"size": 11}, "yanchor": "top", "y": 0.06},
         annotation_position="top left",
     )
@@ -652,7 +637,7 @@ def _add_optimal(plot: go.Figure, optima: list[tuple[float, float]], unit: str) 
             x=[x for x, _ in least],
             y=[value for _, value in least],
             mode="lines+markers",
-            line={"dash": "dot", "width": 2, "color": _COLOURS[6]},
+            line={"dash": "dot", "width": 2, "color": _GREY},
             marker={"symbol": "line-ew-open", "size": 22, "line": {"width": 3}},
             name="optimal: no eviction misses less",
             hovertemplate="%{x:.1f} " + unit + ": at least %{y:.4f}<extra>optimal</extra>",
@@ -705,12 +690,14 @@ def _drawn(sequence: Any, image: int, rows: int, columns: int) -> tuple[str | No
         )
     drawn = Image.fromarray(pixels)
     drawn.thumbnail((_MOST_PIXELS, _MOST_PIXELS))
-    if max(drawn.size) < 384:  # so that a browser does not blur it
+    file = io.BytesIO()
+    if max(drawn.size) < 384:  # small: enlarged, so that a browser does not blur it
         factor = -(-384 // max(drawn.size))
         drawn = drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
-    file = io.BytesIO()
-    drawn.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), ""
+        drawn.save(file, "PNG", optimize=True)
+        return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), ""
+    drawn.convert("RGB").save(file, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode(), ""
 
 
 def _pixels(sequence: Any, image: int) -> np.ndarray | None:
@@ -735,6 +722,34 @@ def _most_telling(frame: pd.DataFrame) -> np.ndarray:
         return frame.index.to_numpy()
     order = np.argsort(-frame.still_received.fillna(-1).to_numpy(), kind="stable")
     return np.sort(frame.index.to_numpy()[order[:MOST_TOKENS]])
+
+
+def _add_kinds(plot: go.Figure, kinds: pd.Series) -> None:
+    """What each stretch of tokens is, in the margin."""
+    starts = np.flatnonzero(kinds.to_numpy()[1:] != kinds.to_numpy()[:-1]) + 1
+    for stretch in np.split(np.arange(len(kinds)), starts):
+        kind = kinds.iloc[stretch[0]]
+        top, bottom = kinds.index[stretch[0]] - 0.5, kinds.index[stretch[-1]] + 0.5
+        plot.add_shape(
+            xref="paper",
+            x0=1.006,
+            x1=1.014,
+            y0=top,
+            y1=bottom,
+            line={"width": 0},
+            fillcolor=_KIND_COLOURS.get(kind, _GREY),
+        )
+        if len(stretch) * 16 >= len(kinds):
+            plot.add_annotation(
+                xref="paper",
+                x=1.016,
+                xanchor="left",
+                y=(top + bottom) / 2,
+                text=kind,
+                textangle=90,
+                showarrow=False,
+                font={"size": 11},
+            )
 
 
 def _slider(steps: np.ndarray) -> dict[str, Any]:

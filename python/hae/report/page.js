@@ -21,6 +21,7 @@
 
   function applyTheme() {
     document.documentElement.classList.toggle('dark', isDark());
+    document.documentElement.classList.toggle('paper', printing.active);
     $('theme').setAttribute('aria-pressed', String(isDark()));
     $('theme').textContent = isDark() ? 'Light' : 'Dark';
     return Promise.all(plots.map(draw));
@@ -32,14 +33,14 @@
 
   function draw(place) {
     if (!place.figure) return null;
-    const layout = { ...structuredClone(place.figure.layout), template: templates[isDark() ? 'dark' : 'light'], autosize: true };
-    if (printing.active) { layout.width = 690; layout.autosize = false; }
-    else delete layout.width;
+    const layout = { ...structuredClone(place.figure.layout), template: templates[isDark() ? 'dark' : 'light'] };
+    if (printing.active) Object.assign(layout, { width: place.canvas.clientWidth, autosize: false, height: Math.min(layout.height, 800) });
+    if (layout.meta?.ratio) layout.height = place.canvas.clientWidth * layout.meta.ratio;
     return Plotly.react(place.canvas, place.figure.data, layout, config);
   }
 
-  function placeOf(figure) {
-    const place = { canvas: figure.querySelector('.canvas'), figure: null };
+  function placeOf(canvas) {
+    const place = { canvas, figure: null };
     plots.push(place);
     return place;
   }
@@ -47,7 +48,7 @@
   async function drawOverview(element) {
     const figures = await unpacked(element.querySelector('script'));
     if (!figures.length) return;
-    const place = placeOf(element);
+    const place = placeOf(element.querySelector('.canvas'));
     const select = element.querySelector('select');
     place.figure = figures[0];
     if (select) select.addEventListener('change', () => { place.figure = figures[select.selectedIndex]; draw(place); });
@@ -118,27 +119,34 @@
 
   async function drawDetails() {
     const sequences = await unpacked($('details'));
-    const picture = placeOf($('plot-picture'));
-    const timeline = placeOf($('plot-timeline'));
+    const pictures = [...$('pictures').querySelectorAll('.canvas')].map(placeOf);
+    const timeline = placeOf($('plot-timeline').querySelector('.canvas'));
     const sequence = () => sequences[$('detail-sequence').selectedIndex];
     let lanes = [];
 
     async function showStep() {
-      const frame = picture.figure.frames[$('picture-step').value];
-      picture.figure.data = picture.figure.data.map((trace, i) => ({ ...trace, z: frame.data[i].z }));
-      $('picture-at').textContent = frame.name;
-      await draw(picture);
+      for (const place of pictures) {
+        const frame = place.figure.frames[$('picture-step').value];
+        place.figure.data = [{ ...place.figure.data[0], z: frame.data[0].z }];
+        $('picture-at').textContent = frame.name;
+      }
+      await Promise.all(pictures.map(draw));
     }
 
     async function showPicture() {
       const one = sequence().pictures[$('detail-picture').selectedIndex];
-      picture.figure = one ? one.figure : null;
-      picture.canvas.hidden = !picture.figure;
+      const hasFigures = Boolean(one && one.figures.length);
+      $('pictures').hidden = !hasFigures;
+      $('picture-step').parentNode.hidden = !hasFigures;
       $('picture-note').textContent = one ? one.note : 'This sequence has no picture.';
-      $('picture-step').parentNode.hidden = !picture.figure;
-      if (!picture.figure) return;
-      $('picture-step').max = picture.figure.frames.length - 1;
-      $('picture-step').value = picture.figure.frames.length - 1;
+      pictures.forEach((place, i) => { place.figure = hasFigures ? one.figures[i] : null; });
+      if (!hasFigures) return;
+      for (const { figure } of pictures) {
+        figure.layout.images?.forEach((part, i) => { part.source = one.pixels[i]; });
+        Object.assign(figure.layout, { title: {}, margin: { l: 2, r: 2, t: 2, b: 2 } }); // its name stands above
+      }
+      $('picture-step').max = one.figures[0].frames.length - 1;
+      $('picture-step').value = $('picture-step').max;
       await showStep();
     }
 

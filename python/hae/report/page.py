@@ -262,14 +262,25 @@ def _details(comparison: Comparison, chosen: Sequence[int]) -> dict[str, Any]:
 
 
 def _pictures(comparison: Comparison, number: int) -> list[dict[str, Any]]:
+    """The pictures of a sequence under every policy; the pixels once for all of them."""
     found = []
     for image, frame in plots.pictures_of(comparison, number)[:MOST_PICTURES]:
-        name = f"picture {image}" + ("" if frame < 0 else f", frame {frame}")
+        line: dict[str, Any] = {"name": f"picture {image}" + ("" if frame < 0 else f", frame {frame}")}
         try:
-            figure = plots.picture(comparison, number, image, frame=frame)
-            found.append({"name": name, "figure": figure, "note": figure.layout.meta["note"]})
+            figures = [
+                _json(plots.picture(comparison, policy, number, image, frame=frame))
+                for policy in range(len(comparison.result["summary"]))
+            ]
+            line |= {"figures": figures, "note": figures[0]["layout"]["meta"]["note"]}
+            line["pixels"] = [
+                part.pop("source") for part in figures[0]["layout"].get("images", [])
+            ]
+            for figure in figures[1:]:
+                for part in figure["layout"].get("images", []):
+                    del part["source"]
         except plots.NothingToShow as error:
-            found.append({"name": name, "figure": None, "note": str(error)})
+            line |= {"figures": [], "note": str(error), "pixels": []}
+        found.append(line)
     return found
 
 
@@ -322,8 +333,11 @@ _CLAIM = (
 
 
 def _closed(result: dict[str, Any]) -> dict[str, Any]:
-    figures = _Figures("closed-loop figures of every policy with 95 % intervals")
-    figures.take("closed loop", lambda: plots.closed_loop(result))
+    figures = []
+    for name, title in plots.CLOSED_TITLES.items():
+        group = _Figures(f"{title} of every policy with 95 % intervals")
+        group.take(title, lambda name=name: plots.closed_loop(result, name))
+        figures += [group] if group else []
     return {
         "manifest": {key: result["manifest"][key] for key in ("model", "match", "command")},
         "sequences": len(result["sequences"]),
