@@ -160,7 +160,7 @@ class Comparison:
             values: dict[tuple[str, str], Any] = {}
             for figure, value in line.items():
                 if isinstance(value, dict):
-                    low, high = value["interval95"] or (np.nan, np.nan)
+                    low, high = value.get("interval95") or (np.nan, np.nan)
                     values |= {
                         (figure, "mean"): value["mean"],
                         (figure, "low"): low,

@@ -26,6 +26,7 @@ from PIL import Image
 
 from hae import fates
 from hae.comparison import Comparison
+from hae.comparison import policy as canonical
 from hae.result_folder import read_comparison
 
 Source = Comparison | str | os.PathLike[str]
@@ -472,7 +473,7 @@ def closed_loop(result: Mapping[str, Any], figure: str = "closed.token_accuracy"
         value = line.get(figure)
         if value is None:
             continue
-        low, high = value["interval95"] or (value["mean"], value["mean"])
+        low, high = value.get("interval95") or (value["mean"], value["mean"])
         plot.add_scatter(
             x=[value["mean"]],
             y=[policy],
@@ -501,9 +502,14 @@ def _policies(comparison: Comparison) -> list[str]:
 
 
 def _run(comparison: Comparison, policy: str | int, sequence: int) -> tuple[int, Any]:
-    """A policy's number, and its run over a sequence."""
+    """A policy's number, and its run over a sequence. raises ConfigError, ValueError"""
     policies = _policies(comparison)
-    number = policies.index(policy) if isinstance(policy, str) else policy
+    number = policy
+    if isinstance(policy, str):
+        own = policy if policy in policies else canonical(policy).spec
+        if own not in policies:
+            raise ValueError(f"{policy}: not compared; policies are {', '.join(policies)}")
+        number = policies.index(own)
     return number, comparison.raw[sequence * len(policies) + number]
 
 

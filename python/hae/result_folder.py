@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from hae import _engine
+from hae import _engine, result_shapes
 from hae.comparison import Comparison
 from hae.sequences import open as open_trace
 
@@ -29,8 +29,8 @@ class ResultError(Exception):
     """A result that cannot be read: one line that says what is wrong, and where."""
 
 
-def read_json(path: Path, schema: str) -> dict[str, Any]:
-    """A result file of one schema. Numbers that JSON does not have (NaN) are read as null.
+def read_json(path: Path, schema: str, shape: dict[str, Any]) -> dict[str, Any]:
+    """A result file of one schema and shape (hae.result_shapes). Numbers that JSON does not have (NaN) are read as null.
 
     raises ResultError
     """
@@ -46,6 +46,10 @@ def read_json(path: Path, schema: str) -> dict[str, Any]:
     if found != schema:
         what = "has no schema" if found is None else f"is of schema {found!r}"
         raise ResultError(f"{path}: {what}, expected {schema}")
+    try:
+        result_shapes.expect(result, shape)
+    except result_shapes.ShapeError as error:
+        raise ResultError(f"{path}: is not as {schema} says: {error}; write it again") from None
     return result
 
 
@@ -67,21 +71,11 @@ def read_comparison(
         raise ResultError(
             f"{folder}: has no {RESULT_NAME}; make it with: hae compare ... --out {folder}"
         )
-    result = read_json(folder / RESULT_NAME, SCHEMA)
-    stored = _StoredRuns(folder / RUNS_NAME)
-    try:
-        raw = _runs(result, stored, folder)
-        found, missing = _find_traces(result, folder, [Path(trace) for trace in traces])
-        policies = len(result["summary"])
-        sequences = [_sequence(found, run) for run in raw[::policies]]
-        comparison = Comparison(raw, result, sequences, missing)
-        _ = comparison.summary, comparison.runs  # what every reader needs is there
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, ZeroDivisionError) as error:
-        raise ResultError(
-            f"{folder / RESULT_NAME}: is not as {SCHEMA} says ({type(error).__name__}: {error}); "
-            "compare again"
-        ) from None
-    return comparison
+    result = read_json(folder / RESULT_NAME, SCHEMA, result_shapes.COMPARISON)
+    raw = _runs(result, _StoredRuns(folder / RUNS_NAME), folder)
+    found, missing = _find_traces(result, folder, [Path(trace) for trace in traces])
+    sequences = [_sequence(found, run) for run in raw[:: len(result["summary"])]]
+    return Comparison(raw, result, sequences, missing)
 
 
 def _reason(error: Exception) -> str:
@@ -93,7 +87,7 @@ def _runs(result: dict[str, Any], stored: _StoredRuns, folder: Path) -> list[Sto
     runs = [stored.run(index) for index in range(len(stored))]
     of_result = [(run["sequence"]["name"], run["policy"]) for run in result["runs"]]
     policies = [line["policy"] for line in result["summary"]]
-    in_order = of_result == [
+    in_order = bool(policies) and of_result == [
         (of_result[i - i % len(policies)][0], policies[i % len(policies)])
         for i in range(len(of_result))
     ]
@@ -108,7 +102,8 @@ def _find_traces(
     result: dict[str, Any], folder: Path, given: list[Path]
 ) -> tuple[dict[str, _engine.Trace], list[str]]:
     """The traces by their SHA-256, each one of `given` or where it was, and what is missing."""
-    wanted = {trace["sha256"]: trace["path"] for trace in result["manifest"]["traces"]}
+    manifest = result["manifest"] or {"traces": []}
+    wanted = {trace["sha256"]: trace["path"] for trace in manifest["traces"]}
     places = {}
     for path in given:
         try:

@@ -34,7 +34,7 @@
   function draw(place) {
     if (!place.figure) return null;
     const layout = { ...structuredClone(place.figure.layout), template: templates[isDark() ? 'dark' : 'light'] };
-    if (printing.active) Object.assign(layout, { width: place.canvas.clientWidth, autosize: false, height: Math.min(layout.height, 800) });
+    if (printing.active) Object.assign(layout, { width: place.canvas.clientWidth, autosize: false, height: Math.min(0.9 * layout.height, 780) });
     if (layout.meta?.ratio) layout.height = place.canvas.clientWidth * layout.meta.ratio;
     return Plotly.react(place.canvas, place.figure.data, layout, config);
   }

@@ -17,10 +17,10 @@ import jinja2
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from hae import fates, plots
+from hae import fates, plots, result_shapes
 from hae._engine import ConfigError
 from hae.comparison import Comparison
-from hae.result_folder import ResultError, read_comparison, read_json
+from hae.result_folder import read_comparison, read_json
 
 # What keeps a page small however much was compared; the page says what it leaves out.
 MOST_RUNS = 600  # lines of the table of runs
@@ -45,8 +45,11 @@ def of_folder(
     raises     ResultError for what cannot be read, ConfigError for what was named and is not there
     """
     comparison = read_comparison(folder, traces=traces)
-    certified = None if certificate is None else read_json(certificate, "hae.certify/1")
-    closed = None if closed_loop is None else read_json(closed_loop, "hae.closed-loop/1")
+    certified = closed = None
+    if certificate is not None:
+        certified = read_json(certificate, "hae.certify/1", result_shapes.CERTIFICATE)
+    if closed_loop is not None:
+        closed = read_json(closed_loop, "hae.closed-loop/1", result_shapes.CLOSED_LOOP)
     chosen = _chosen(comparison, sequences)
     context = {
         "summary": summary_rows(comparison),
@@ -57,23 +60,12 @@ def of_folder(
         "overview": _overview(comparison),
         "details": _details(comparison, chosen),
         "manifest": _manifest(comparison),
-        "certificate": _checked(certificate, lambda: _certificate(certified, comparison)),
-        "closed": _checked(closed_loop, lambda: _closed(closed)),
+        "certificate": None if certified is None else _certificate(certified, comparison),
+        "closed": None if closed is None else _closed(closed),
         "headline": _headline(comparison),
         "MOST_RUNS": MOST_RUNS,
     }
     return _rendered(context)
-
-
-def _checked(path: Path | None, make: Any) -> Any:
-    """What stands on the page of a further file; None without one. raises ResultError"""
-    if path is None:
-        return None
-    try:
-        return make()
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ResultError(f"{path}: is not as its schema says ({what}); write it again") from None
 
 
 # ------------------------------------------------------------------------------------ the tables
@@ -317,19 +309,13 @@ def _certificate(result: dict[str, Any], comparison: Comparison) -> dict[str, An
         "policy": result["policy"],
         "epsilon": result["epsilon"],
         "loss": result["loss"],
-        "claims": [{key: claim[key] for key in _CLAIM} for claim in result["claims"]],
+        "claims": result["claims"],
         "decay": [
             *((str(line["layer"]), line) for line in result["decay"]["layers"]),
             ("all", result["decay"]["all_layers"]),
         ],
         "figures": figures,
     }
-
-
-_CLAIM = (
-    *("id", "title", "statement", "status", "verdict", "unmet"),
-    *("measured", "bound", "slack", "cases"),
-)
 
 
 def _closed(result: dict[str, Any]) -> dict[str, Any]:
@@ -339,7 +325,7 @@ def _closed(result: dict[str, Any]) -> dict[str, Any]:
         group.take(title, lambda name=name: plots.closed_loop(result, name))
         figures += [group] if group else []
     return {
-        "manifest": {key: result["manifest"][key] for key in ("model", "match", "command")},
+        "manifest": {key: result["manifest"][key] for key in ("model", "command")},
         "sequences": len(result["sequences"]),
         "columns": plots.CLOSED_TITLES,
         "rows": result["summary"],
