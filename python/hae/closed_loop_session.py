@@ -9,7 +9,6 @@ import platform
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pandas as pd

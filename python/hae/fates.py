@@ -114,8 +114,6 @@ def token_fates(
         group = info.query_heads // info.kv_heads
         heads = slice(lane * group, (lane + 1) * group)
     frame["still_received"] = (
-        np.nan
-        if attention is None
-        else still_received(attention[heads], evicted, info.prompt)
+        np.nan if attention is None else still_received(attention[heads], evicted, info.prompt)
     )
     return frame

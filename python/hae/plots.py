@@ -4,8 +4,8 @@
     hae.plots.against_memory(comparison)
 
 Each function takes a Comparison, or a folder that `hae compare --out` wrote. `pip install
-'hae[report]'` brings plotly. Colours are those of Okabe and Ito, which colour-blind readers can tell
-apart; lines differ by dash too, and points by their symbol.
+'hae[report]'` brings plotly. Colours are those of Okabe and Ito, which colour-blind readers can
+tell apart; lines differ by dash too, and points by their symbol.
 """
 
 from __future__ import annotations
@@ -96,7 +96,13 @@ def template(*, dark: bool = False) -> go.layout.Template:
             "colorway": list(_COLOURS),
             "xaxis": axis,
             "yaxis": axis,
-            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+            "legend": {
+                "orientation": "h",
+                "x": 0,
+                "xanchor": "left",
+                "y": 1.02,
+                "yanchor": "bottom",
+            },
             "margin": {"l": 60, "r": 16, "t": 24, "b": 48},
             "hoverlabel": {"align": "left", "namelength": -1},
         }
@@ -116,7 +122,8 @@ def over_steps(
     """
     comparison = _read(comparison)
     of_policy = [
-        _series(comparison, policy, figure, sequence) for policy in range(len(_policies(comparison)))
+        _series(comparison, policy, figure, sequence)
+        for policy in range(len(_policies(comparison)))
     ]
     steps = max((len(series) for runs in of_policy for series in runs), default=0)
     if steps == 0 or not any(np.isfinite(series).any() for runs in of_policy for series in runs):
@@ -134,9 +141,7 @@ def over_steps(
             row[: len(series)] = series
         counts = np.isfinite(padded).sum(axis=0)
         sums = np.nansum(padded, axis=0)
-        values = [
-            sums[b].sum() / counts[b].sum() if counts[b].sum() > 0 else np.nan for b in bins
-        ]
+        values = [sums[b].sum() / counts[b].sum() if counts[b].sum() > 0 else np.nan for b in bins]
         plot.add_scatter(
             x=[float(b.mean()) + 1 for b in bins],
             y=_numbers(values),
@@ -328,9 +333,9 @@ def picture(
 def timeline(
     comparison: Source, policy: str | int, sequence: int = 0, layer: int = 0, lane: int = -1
 ) -> go.Figure:
-    """The life of each token in one lane: a bar while it is in the cache, in another colour while it
-    is marked and waits in the bin, and a cross where it is evicted, the larger the more attention it
-    would still have received.
+    """The life of each token in one lane: a bar while it is in the cache, in another colour while
+    it is marked and waits in the bin, and a cross where it is evicted, the larger the more
+    attention it would still have received.
 
     policy  its spec, or its number in the comparison
     lane    the KV head, where the lanes are KV heads
@@ -386,7 +391,11 @@ def timeline(
     if (waits > 0).any():
         pending = {"color": _PENDING, "pattern": {"shape": "/", "size": 5, "solidity": 0.4}}
         plot.add_bar(
-            **rest, base=marked.tolist(), x=waits.tolist(), marker=pending, name="marked, in the bin"
+            **rest,
+            base=marked.tolist(),
+            x=waits.tolist(),
+            marker=pending,
+            name="marked, in the bin",
         )
     gone = frame[frame.evicted.notna()]
     received = gone.still_received.fillna(0).to_numpy()
@@ -699,7 +708,9 @@ def _drawn(sequence: Any, image: int, rows: int, columns: int) -> tuple[str | No
     file = io.BytesIO()
     if max(drawn.size) < 384:  # small: enlarged, so that a browser does not blur it
         factor = -(-384 // max(drawn.size))
-        drawn = drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
+        drawn = drawn.resize(
+            (drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST
+        )
         drawn.save(file, "PNG", optimize=True)
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), ""
     drawn.convert("RGB").save(file, "JPEG", quality=85)

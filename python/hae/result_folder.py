@@ -30,7 +30,8 @@ class ResultError(Exception):
 
 
 def read_json(path: Path, schema: str, shape: dict[str, Any]) -> dict[str, Any]:
-    """A result file of one schema and shape (hae.result_shapes). Numbers that JSON does not have (NaN) are read as null.
+    """A result file of one schema and shape (hae.result_shapes). Numbers that JSON does not have
+    (NaN) are read as null.
 
     raises ResultError
     """
@@ -58,8 +59,8 @@ def read_comparison(
 ) -> Comparison:
     """The comparison that `hae compare --out DIR` kept in a folder.
 
-    traces   where traces are now that are no longer where they were compared; known by their bytes
-    raises   ResultError for a folder that is not whole; ConfigError for a trace it was not made from
+    traces   where traces are that are no longer where they were compared, known by their bytes
+    raises   ResultError for a folder that is not whole, ConfigError for a trace of another result
 
     Traces that are not found, or have changed, are no error: their elements of `sequences` are None
     and `missing` says why.
@@ -93,7 +94,8 @@ def _runs(result: dict[str, Any], stored: _StoredRuns, folder: Path) -> list[Sto
     ]
     if not runs or not in_order or [(run.sequence, run.policy) for run in runs] != of_result:
         raise ResultError(
-            f"{folder}: {RESULT_NAME} and {RUNS_NAME} are of different runs; compare again with --out"
+            f"{folder}: {RESULT_NAME} and {RUNS_NAME} are of different runs; "
+            "compare again with --out"
         )
     return runs
 

@@ -1,4 +1,6 @@
-"""What readers of result files rely on (docs/results-format.md): found before anything is made of it."""
+"""What readers of result files rely on (docs/results-format.md), checked before anything is made
+of it.
+"""
 
 from __future__ import annotations
 

@@ -19,10 +19,24 @@ PATCH = np.full((TOKENS, 2), -1)
 PATCH[1:7] = [(r, c) for r in range(2) for c in range(3)]
 PATCH[8:12] = [(r, c) for r in range(2) for c in range(2)]
 
-HOSTILE = ["</script><script>alert(1)</script>", '"\'`', "a\nb\tc", "\u202eabc", "👩‍👩‍👧", "", "\x01\x1b[31m"]
-NAMES = ("</script><img src=x onerror=alert(1)>", "plain \u202e & \"quoted\"")
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "\"'`",
+    "a\nb\tc",
+    "\u202eabc",
+    "👩‍👩‍👧",
+    "",
+    "\x01\x1b[31m",
+]
+NAMES = ("</script><img src=x onerror=alert(1)>", 'plain \u202e & "quoted"')
 
-POLICIES = ("hae:bin=2,budget=8", "greedy:budget=8", "greedy:lane=kv_head,budget=8", "window:recent=6", "full")
+POLICIES = (
+    "hae:bin=2,budget=8",
+    "greedy:budget=8",
+    "greedy:lane=kv_head,budget=8",
+    "window:recent=6",
+    "full",
+)
 
 
 def arrays(seed: int) -> dict[str, np.ndarray]:

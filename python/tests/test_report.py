@@ -152,7 +152,12 @@ def test_a_path_that_a_shell_would_split_is_quoted(tmp_path):
 def test_the_page_is_alone(text):
     page_itself = without_plotly(text)
     assert len(page_itself) < len(text)
-    page_itself = re.sub(r"(?<=<body>).*?(?=</main>)", lambda m: m[0].replace(html.escape(small.NAMES[0]), ""), page_itself, flags=re.S)
+    page_itself = re.sub(
+        r"(?<=<body>).*?(?=</main>)",
+        lambda m: m[0].replace(html.escape(small.NAMES[0]), ""),
+        page_itself,
+        flags=re.S,
+    )
     for reference in re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?([^"\'\s>)]+)', page_itself):
         assert reference.startswith(("#", "data:")), reference
     assert "default-src 'none'" in page_itself
@@ -162,7 +167,15 @@ def test_the_page_is_alone(text):
 def test_the_same_input_gives_the_same_bytes(place, text):
     """In another process, with another hash seed."""
     options = ("--certificate", place / "certificate.json", "--closed-loop", place / "closed.json")
-    words = [sys.executable, "-m", "hae.report", place / "results", "-o", place / "b.html", *options]
+    words = [
+        sys.executable,
+        "-m",
+        "hae.report",
+        place / "results",
+        "-o",
+        place / "b.html",
+        *options,
+    ]
     subprocess.run([*map(str, words)], check=True, capture_output=True, timeout=120)
     assert (place / "b.html").read_bytes() == text.encode()
 
@@ -326,7 +339,10 @@ def without_a_log(folder):
         (linked, "log/step: cannot be read"),
         (bomb, "missed_mass: cannot be read: 0 bytes are stored"),
         (without_a_log, "cannot be read"),
-        (with_json('{"schema":"hae.stats/1"}'), "is of schema 'hae.stats/1', expected hae.compare/1"),
+        (
+            with_json('{"schema":"hae.stats/1"}'),
+            "is of schema 'hae.stats/1', expected hae.compare/1",
+        ),
         (with_json("[]"), "has no schema"),
         (with_json("[" * 100_000), "is no JSON"),
         (with_json('{"schema":"hae.compare/1"}'), "is not as hae.compare/1 says"),
@@ -334,7 +350,10 @@ def without_a_log(folder):
         (edited(lambda r: r.update(manifest=3)), "is not as hae.compare/1 says"),
         (edited(lambda r: r["runs"][3].pop("bytes")), "is not as hae.compare/1 says"),
         (edited(lambda r: r["runs"][3].update(per_layer=[])), "runs[3].per_layer is list"),
-        (edited(lambda r: r["summary"][1].update({"tokens.mean": "x"})), "summary[1].tokens.mean is str"),
+        (
+            edited(lambda r: r["summary"][1].update({"tokens.mean": "x"})),
+            "summary[1].tokens.mean is str",
+        ),
     ],
 )
 def test_a_folder_that_is_not_whole_is_bad_input(place, tmp_path, capsys, spoil, words):

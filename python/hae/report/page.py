@@ -257,16 +257,16 @@ def _pictures(comparison: Comparison, number: int) -> list[dict[str, Any]]:
     """The pictures of a sequence under every policy; the pixels once for all of them."""
     found = []
     for image, frame in plots.pictures_of(comparison, number)[:MOST_PICTURES]:
-        line: dict[str, Any] = {"name": f"picture {image}" + ("" if frame < 0 else f", frame {frame}")}
+        line: dict[str, Any] = {
+            "name": f"picture {image}" + ("" if frame < 0 else f", frame {frame}")
+        }
         try:
             figures = [
                 _json(plots.picture(comparison, policy, number, image, frame=frame))
                 for policy in range(len(comparison.result["summary"]))
             ]
             line |= {"figures": figures, "note": figures[0]["layout"]["meta"]["note"]}
-            line["pixels"] = [
-                part.pop("source") for part in figures[0]["layout"].get("images", [])
-            ]
+            line["pixels"] = [part.pop("source") for part in figures[0]["layout"].get("images", [])]
             for figure in figures[1:]:
                 for part in figure["layout"].get("images", []):
                     del part["source"]
@@ -276,9 +276,7 @@ def _pictures(comparison: Comparison, number: int) -> list[dict[str, Any]]:
     return found
 
 
-def _timelines(
-    comparison: Comparison, number: int, most: int
-) -> tuple[list[dict[str, Any]], bool]:
+def _timelines(comparison: Comparison, number: int, most: int) -> tuple[list[dict[str, Any]], bool]:
     """Timelines of a sequence, of as many layers as fit in so many lines; and whether all did."""
     policies = [line["policy"] for line in comparison.result["summary"]]
     info = comparison.sequences[number].info

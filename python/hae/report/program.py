@@ -23,8 +23,8 @@ def argument_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Write one self-contained HTML page about a comparison: tables, figures, the "
         "pictures with what was evicted dimmed, every token's life. It needs no network.",
-        epilog="example: hae compare mine.h5 --policy hae:bin=64 --policy greedy --match mean --out "
-        "results && hae report results -o report.html",
+        epilog="example: hae compare mine.h5 --policy hae:bin=64 --policy greedy --match mean "
+        "--out results && hae report results -o report.html",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="of hae compare --out DIR")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="F.html")
@@ -34,8 +34,8 @@ def argument_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="F.h5",
-        help="a trace that is no longer where it was compared, known by its bytes; several: give it "
-        "again",
+        help="a trace that is no longer where it was compared, known by its bytes; several: give "
+        "it again",
     )
     parser.add_argument(
         "--sequence",
