@@ -49,7 +49,7 @@ _HOME = {
 }
 
 # Modules with dependencies of their own.
-_MODULES = ("hf", "plots", "testing")
+_MODULES = ("fates", "hf", "plots", "testing")
 
 __all__ = ["__version__", *_HOME]
 

@@ -1,5 +1,6 @@
 """What type checkers are told: the public names, and where each lives."""
 
+from hae import fates as fates
 from hae import hf as hf
 from hae import plots as plots
 from hae import testing as testing
