@@ -85,7 +85,7 @@ def _decode_attention(sequence: Sequence, layer: int) -> np.ndarray | None:
 def token_fates(
     run: Run | StoredRun, sequence: Sequence, layer: int = 0, lane: int = -1
 ) -> pd.DataFrame:
-    """One line a token of one lane: token (text), kind, born, marked, evicted (steps, 0 the
+    """One line a token of one lane: token (its text, None where the trace has none), kind, born, marked, evicted (steps, 0 the
     prefill; <NA> if it was not), within, score, still_received (NaN if it stayed, and everywhere
     where attention cannot be formed).
     """
@@ -96,7 +96,7 @@ def token_fates(
     texts = sequence.details.token
     frame = pd.DataFrame(
         {
-            "token": texts if len(texts) else [""] * info.tokens,
+            "token": texts if len(texts) else [None] * info.tokens,
             "kind": kinds_of(info),
             "born": np.maximum(np.arange(info.tokens) - info.prompt + 1, 0),
         }

@@ -1,6 +1,6 @@
 """The pictures of docs/report.md: parts of a page of hae-report, as a browser shows them.
 
-    script/report-pictures
+script/report-pictures
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def save(page: Page, name: str, first: str, last: str) -> None:
     height = bottom["y"] + bottom["height"] - top["y"]
     clip = {"x": top["x"] - 8, "y": top["y"] - 8, "width": top["width"] + 16, "height": height + 16}
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
-    small = shot.convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    small = shot.convert("RGB").quantize(
+        COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
+    )
     small.save(DOCS / name, optimize=True)
     print(f"{DOCS / name}: {(DOCS / name).stat().st_size / 1024:.0f} KiB")
 
@@ -35,7 +37,9 @@ def main(report: str) -> None:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
             page = browser.new_page(
-                viewport={"width": 1366, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+                viewport={"width": 1366, "height": 900},
+                color_scheme=scheme,
+                reduced_motion="reduce",
             )
             page.goto(Path(report).resolve().as_uri())
             page.wait_for_selector("html[data-ready]")

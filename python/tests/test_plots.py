@@ -246,6 +246,12 @@ def test_a_timeline_draws_a_bar_from_birth_to_eviction(comparison):
     assert life.customdata[0][1] == "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"
 
 
+def test_a_token_without_text_is_a_dash_and_an_empty_text_is_named(comparison):
+    texts = [row[1] for row in plots.timeline(comparison, 1, 0).data[0].customdata]
+    assert texts[5] == "(empty)"  # as small.HOSTILE has it
+    assert {row[1] for row in plots.timeline(comparison, 1, 1).data[0].customdata} == {"–"}
+
+
 def test_a_long_timeline_keeps_the_tokens_that_lost_most(comparison, monkeypatch):
     monkeypatch.setattr(plots, "MOST_TOKENS", 5)
     frame = fates.token_fates(comparison.raw[1], comparison.sequences[0])
