@@ -85,9 +85,9 @@ def _decode_attention(sequence: Sequence, layer: int) -> np.ndarray | None:
 def token_fates(
     run: Run | StoredRun, sequence: Sequence, layer: int = 0, lane: int = -1
 ) -> pd.DataFrame:
-    """One line a token of one lane: token (its text, None where the trace has none), kind, born, marked, evicted (steps, 0 the
-    prefill; <NA> if it was not), within, score, still_received (NaN if it stayed, and everywhere
-    where attention cannot be formed).
+    """One line a token of one lane: token (its text, None where the trace has none), kind, born,
+    marked, evicted (steps, 0 the prefill; <NA> if it was not), within, score, still_received (NaN
+    if it stayed, and everywhere where attention cannot be formed).
     """
     info = sequence.info
     evicted = evicted_at(run, info)[lanes_of(run, info).index((layer, lane))]

@@ -65,12 +65,13 @@ def with_pictures(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 def _png(page: Any, figure: dict[str, Any]) -> str:
     layout = figure["layout"] | {"width": WIDTH, "paper_bgcolor": "#FFFFFF"}
     layout["height"] = min(layout.get("height", 450), 560)
-    layout.pop("sliders", None)
+    if layout.pop("sliders", None):  # a picture: as wide as it is high
+        layout["width"] = layout["height"]
     page.evaluate(
-        "([data, layout]) => Plotly.react('figure', data, layout, {staticPlot: true})",
+        "([data, layout]) => Plotly.newPlot('figure', data, layout, {staticPlot: true})",
         [figure["data"], layout],
     )
-    shot = Image.open(io.BytesIO(page.locator("#figure").screenshot())).convert("RGB")
+    shot = Image.open(io.BytesIO(page.locator("#figure .svg-container").screenshot())).convert("RGB")
     file = io.BytesIO()
     small = shot.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(file, "PNG", optimize=True)
