@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import h5py
 import numpy as np
 import pandas as pd
 
@@ -82,6 +83,17 @@ def _decode_attention(sequence: Sequence, layer: int) -> np.ndarray | None:
         return None
 
 
+def _texts(sequence: Sequence) -> list[str | None]:
+    """[T] None where the trace has no text; what is no UTF-8, as the format asks, is replaced."""
+    try:
+        texts = sequence.details.token
+    except UnicodeDecodeError:
+        with h5py.File(sequence.path, "r") as file:
+            stored = file[f"sequences/{sequence.index:06d}/token"][()]
+        texts = [text.decode("utf-8", "replace") for text in stored]
+    return list(texts) or [None] * sequence.info.tokens
+
+
 def token_fates(
     run: Run | StoredRun, sequence: Sequence, layer: int = 0, lane: int = -1
 ) -> pd.DataFrame:
@@ -93,10 +105,9 @@ def token_fates(
     evicted = evicted_at(run, info)[lanes_of(run, info).index((layer, lane))]
     log = run.log[(run.log.layer == layer) & (run.log.lane == lane)].set_index("token")
     pending = run.pending[(run.pending.layer == layer) & (run.pending.lane == lane)]
-    texts = sequence.details.token
     frame = pd.DataFrame(
         {
-            "token": texts if len(texts) else [None] * info.tokens,
+            "token": _texts(sequence),
             "kind": kinds_of(info),
             "born": np.maximum(np.arange(info.tokens) - info.prompt + 1, 0),
         }

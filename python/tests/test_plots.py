@@ -252,6 +252,30 @@ def test_a_token_without_text_is_a_dash_and_an_empty_text_is_named(comparison):
     assert {row[1] for row in plots.timeline(comparison, 1, 1).data[0].customdata} == {"–"}
 
 
+def test_text_that_is_no_utf8_is_replaced(tmp_path):
+    trace = small.write_trace(tmp_path / "t.h5")
+    with h5py.File(trace, "r+") as file:
+        group = file["sequences/000000"]
+        del group["token"]
+        stored = np.array([b"a\xff", b"b"] * 10).astype(h5py.string_dtype("utf-8", 2))
+        group.create_dataset("token", data=stored)
+    (run,), (sequence, _) = hae.replay(hae.open(trace)[0], "full"), hae.open(trace)
+    assert fates.token_fates(run, sequence).token.tolist() == ["a\ufffd", "b"] * 10
+
+
+def test_pictures_of_a_video_are_told_apart_by_frame(tmp_path):
+    """Picture 0 in two frames: its first row of patches in frame 0, its second in frame 1."""
+    trace = small.write_trace(tmp_path / "t.h5")
+    frame = np.where(small.IMAGE == 0, small.PATCH[:, 0], np.where(small.IMAGE == 1, 0, -1))
+    with h5py.File(trace, "r+") as file:
+        file["sequences/000000/frame"] = frame
+    comparison = hae.compare(trace, "window:recent=6")
+    assert plots.pictures_of(comparison, 0) == [(0, 0), (0, 1), (1, 0)]
+    second = plots.picture(comparison, 0, 0, 0, frame=1)
+    veil = np.array(second.data[0].z, float)
+    assert np.isnan(veil[0]).all() and np.isfinite(veil[1]).all()
+
+
 def test_a_long_timeline_keeps_the_tokens_that_lost_most(comparison, monkeypatch):
     monkeypatch.setattr(plots, "MOST_TOKENS", 5)
     frame = fates.token_fates(comparison.raw[1], comparison.sequences[0])

@@ -23,7 +23,6 @@
     document.documentElement.classList.toggle('dark', isDark());
     document.documentElement.classList.toggle('paper', printing.active);
     $('theme').setAttribute('aria-pressed', String(isDark()));
-    $('theme').textContent = isDark() ? 'Light' : 'Dark';
     return Promise.all(plots.map(draw));
   }
   $('theme').addEventListener('click', () => { chosen = !isDark(); applyTheme(); });
