@@ -81,9 +81,8 @@ def _png(page: Any, figure: dict[str, Any]) -> str:
 def main() -> None:
     notebook = with_pictures(executed())
     notebook.metadata.pop("language_info", None)
-    NOTEBOOK.write_text(
-        json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
+    NOTEBOOK.write_text(text + "\n", encoding="utf-8")
     print(f"{NOTEBOOK}: {NOTEBOOK.stat().st_size / 1024:.0f} KiB")
 
 
