@@ -71,7 +71,8 @@ def _png(page: Any, figure: dict[str, Any]) -> str:
         "([data, layout]) => Plotly.newPlot('figure', data, layout, {staticPlot: true})",
         [figure["data"], layout],
     )
-    shot = Image.open(io.BytesIO(page.locator("#figure .svg-container").screenshot())).convert("RGB")
+    drawn = page.locator("#figure .svg-container").screenshot()
+    shot = Image.open(io.BytesIO(drawn)).convert("RGB")
     file = io.BytesIO()
     small = shot.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(file, "PNG", optimize=True)
