@@ -48,8 +48,9 @@ _RESIDENT, _PENDING, _GONE, _VEIL = "#56B4E9", "#E69F00", "#D55E00", "#7F8790"
 
 _KIND_COLOURS = {"picture": _COLOURS[3], "generated": _COLOURS[2]}
 
-_MOST_POINTS = 400  # along decode steps; more are averaged
+MOST_POINTS = 400  # along decode steps, where more are averaged; of single sequences
 _MOST_FRAMES = 24  # of a picture
+_MOST_CELLS = 65_536  # of its frames together
 MOST_TOKENS = 2000  # of a timeline
 _MOST_PIXELS = 768  # of a picture's longer side
 
@@ -128,7 +129,7 @@ def over_steps(
     steps = max((len(series) for runs in of_policy for series in runs), default=0)
     if steps == 0 or not any(np.isfinite(series).any() for runs in of_policy for series in runs):
         raise NothingToShow(f"No decode row has a {TITLES[figure]}.")
-    bins = np.array_split(np.arange(steps), min(steps, _MOST_POINTS))
+    bins = np.array_split(np.arange(steps), min(steps, MOST_POINTS))
     plot = _figure(
         height=380,
         xaxis={"title": {"text": "decode step"}},
@@ -181,6 +182,7 @@ def against_memory(
         if sequence is not None:
             own = own.iloc[[sequence]]
         else:
+            own = own.iloc[:MOST_POINTS]
             plot.add_scatter(
                 x=_numbers(own["size"]),
                 y=_numbers(own[column]),
@@ -292,7 +294,8 @@ def picture(
     tokens, patch = _patches(found, image, frame)
     rows, columns = (int(n) for n in patch.max(axis=0) + 1)
     drawn, note = _drawn(found, image, rows, columns)
-    steps = np.unique(np.linspace(0, found.info.steps, _MOST_FRAMES + 1).round().astype(int))
+    frames = max(1, min(_MOST_FRAMES, _MOST_CELLS // (rows * columns)))
+    steps = np.unique(np.linspace(0, found.info.steps, frames + 1).round().astype(int))
     evicted = fates.evicted_at(run, found.info)[:, tokens]
 
     def veil(step: int) -> list[list[float | None]]:
@@ -687,7 +690,7 @@ def _patches(sequence: Any, image: int, frame: int) -> tuple[np.ndarray, np.ndar
         raise NothingToShow(f"The trace does not say where the patches of picture {image} are.")
     if len(np.unique(patch[tokens], axis=0)) < len(tokens):
         raise NothingToShow(f"In picture {image} several tokens have the same patch.")
-    if patch[tokens].max() >= 4096:
+    if np.prod(patch[tokens].max(axis=0) + 1) > _MOST_CELLS:
         raise NothingToShow(f"The grid of picture {image} is too large to draw.")
     return tokens, patch[tokens]
 

@@ -224,7 +224,7 @@ def test_much_is_left_out_and_the_page_says_so(place, tmp_path, monkeypatch):
     text = (tmp_path / "r.html").read_text()
     assert len(cells(text, "runs")) == 3 and "The first 3 of 10 runs are listed" in text
     assert "1 of 2 sequences are shown in detail" in text
-    assert "Not every layer fits on the page" in text
+    assert "Not every lane fits on the page" in text
 
 
 # ---------------------------------------------------------------------------- traces elsewhere
@@ -410,3 +410,11 @@ def test_usage_is_one_line(capsys):
             main(words)
         assert ended.value.code == 2
         one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"),
+    [(4, 9, [0, 1, 2, 3]), (4, 0, [0]), (9, 3, [0, 4, 8]), (1, 1, [0]), (32, 2, [0, 31])],
+)
+def test_layers_that_are_shown_are_spread(count, most, expected):
+    assert page._spread(count, most) == expected

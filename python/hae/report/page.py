@@ -27,6 +27,7 @@ MOST_RUNS = 600  # lines of the table of runs
 MOST_SEQUENCES = 4  # in detail, unless they are named
 MOST_TOKENS = 120_000  # lines of all timelines together
 MOST_PICTURES = 12  # of a sequence
+MOST_FILES = 100  # of the manifest
 
 FIGURES = ("missed_mass", "missed_pull", "output_error_relative")
 
@@ -64,6 +65,7 @@ def of_folder(
         "closed": None if closed is None else _closed(closed),
         "headline": _headline(comparison),
         "MOST_RUNS": MOST_RUNS,
+        "MOST_POINTS": plots.MOST_POINTS,
     }
     return _rendered(context)
 
@@ -237,6 +239,8 @@ def _details(comparison: Comparison, chosen: Sequence[int]) -> dict[str, Any]:
     shown_sequences: list[dict[str, Any]] = []
     thinned = False
     for number in chosen:
+        if left <= 0:
+            break
         lines, whole = _timelines(comparison, number, left // (len(chosen) - len(shown_sequences)))
         left -= sum(len(line["figure"].data[0].y) for line in lines)
         thinned = thinned or not whole
@@ -277,23 +281,30 @@ def _pictures(comparison: Comparison, number: int) -> list[dict[str, Any]]:
 
 
 def _timelines(comparison: Comparison, number: int, most: int) -> tuple[list[dict[str, Any]], bool]:
-    """Timelines of a sequence, of as many layers as fit in so many lines; and whether all did."""
+    """Timelines of a sequence, of as many layers as fit in so many lines, or of one layer as many
+    lanes; and whether all did.
+    """
     policies = [line["policy"] for line in comparison.result["summary"]]
     info = comparison.sequences[number].info
     runs = comparison.raw[number * len(policies) : (number + 1) * len(policies)]
     lanes = [fates.lanes_of(run, info) for run in runs]
-    tokens = min(info.tokens, plots.MOST_TOKENS)
-    of_layer = tokens * sum(map(len, lanes)) // info.layers
-    count = max(1, min(info.layers, most // max(1, of_layer)))
-    layers = {round(i * (info.layers - 1) / max(1, count - 1)) for i in range(count)}
+    fit = most // max(1, min(info.tokens, plots.MOST_TOKENS) * len(policies))  # lanes of a policy
+    layers = _spread(info.layers, fit * info.layers // max(map(len, lanes)))
+    of_layer = _spread(info.kv_heads, fit // len(layers))
     lines = []
-    for layer in sorted(layers):
+    for layer in layers:
         for policy, of_run in enumerate(lanes):
-            for lane in (lane for of, lane in of_run if of == layer):
+            for lane in (lane for of, lane in of_run if of == layer and max(lane, 0) in of_layer):
                 figure = plots.timeline(comparison, policy, number, layer, lane)
                 name = f"layer {layer}" + ("" if lane < 0 else f", KV head {lane}")
                 lines.append({"policy": policy, "lane": name, "figure": figure})
-    return lines, count == info.layers
+    return lines, len(lines) == sum(map(len, lanes))
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """As many of 0 .. count - 1, at least one, the first and the last among them."""
+    chosen = max(1, min(count, most))
+    return sorted({round(i * (count - 1) / max(1, chosen - 1)) for i in range(chosen)})
 
 
 # ------------------------------------------------------------------------------- what is optional
@@ -354,8 +365,9 @@ def _manifest(comparison: Comparison) -> dict[str, Any]:
     return {
         "command": shlex.join(words),
         "given": manifest.get("command"),
-        "traces": manifest.get("traces", []),
-        "logs": manifest.get("logs", []),
+        "traces": manifest.get("traces", [])[:MOST_FILES],
+        "more_traces": max(0, len(manifest.get("traces", [])) - MOST_FILES),
+        "logs": (manifest.get("logs") or [])[:MOST_FILES],
         "rest": list(_flat({k: v for k, v in manifest.items() if k not in known})),
     }
 
