@@ -112,6 +112,10 @@ def test_unequal_memory_is_marked_where_it_is(place, text):
     for policy, mark in marks.items():
         assert ("unequal" in mark) == bool(unequal[policy]), policy
     assert "evicts nothing" in marks["full"]
+    size = {line["policy"]: line["bytes.mean"]["mean"] for line in summary}
+    assert (
+        f"×{size['window:recent=6'] / size[summary[0]['policy']]:.2f}" in marks["window:recent=6"]
+    )
 
 
 def test_the_claims_and_the_closed_loop_stand_on_it_when_given(place, text):

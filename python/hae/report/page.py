@@ -107,6 +107,9 @@ def summary_rows(comparison: Comparison) -> list[dict[str, Any]]:
                 "evicts": any(run["evictions"] for run in runs),
             }
         )
+    for row in rows:
+        own, first = ((of["kib"]["mean"] or of["tokens"]["mean"]) for of in (row, rows[0]))
+        row["ratio"] = own / first if own and first else None
     return rows
 
 
