@@ -29,6 +29,8 @@ _HOME = {
     "stats": "comparison",
     "Run": "comparison",
     "Comparison": "comparison",
+    "read_comparison": "result_folder",
+    "ResultError": "result_folder",
     "Policy": "policy_class",
     "PolicyRun": "policy_class",
     "Decision": "policy_class",
@@ -47,7 +49,7 @@ _HOME = {
 }
 
 # Modules with dependencies of their own.
-_MODULES = ("hf", "testing")
+_MODULES = ("fates", "hf", "plots", "testing")
 
 __all__ = ["__version__", *_HOME]
 

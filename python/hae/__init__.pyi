@@ -1,6 +1,8 @@
 """What type checkers are told: the public names, and where each lives."""
 
+from hae import fates as fates
 from hae import hf as hf
+from hae import plots as plots
 from hae import testing as testing
 from hae._engine import ConfigError as ConfigError
 from hae._engine import ContractViolation as ContractViolation
@@ -26,6 +28,8 @@ from hae.policy_class import Merge as Merge
 from hae.policy_class import Needs as Needs
 from hae.policy_class import Policy as Policy
 from hae.policy_class import PolicyRun as PolicyRun
+from hae.result_folder import ResultError as ResultError
+from hae.result_folder import read_comparison as read_comparison
 from hae.sequences import check as check
 from hae.sequences import open as open
 from hae.sequences import sequence as sequence

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from hae.sequences import open as open_trace
 if TYPE_CHECKING:
     from hae._engine import NativePolicy, NativeRun, Sequence, SequenceInfo, Trace
     from hae.policy_class import Policy
+    from hae.result_folder import StoredRun
 
     Source = str | os.PathLike[str] | Trace | Sequence
     AnyPolicy = str | NativePolicy | Policy
@@ -126,19 +127,26 @@ class Run:
 class Comparison:
     """Every policy over every sequence.
 
-    raw     one Run a (sequence, policy), in this order
-    result  what `hae compare --json` writes; its manifest is null unless all sources are files
+    raw        one Run a (sequence, policy), in this order
+    result     what `hae compare --json` writes; its manifest is null unless all sources are files
+    sequences  what was compared; None for one of a stored comparison whose trace is not there
+    missing    which traces of a stored comparison are not there, and why: a sentence each
     """
 
-    raw: list[Run]
+    raw: list[Run | StoredRun]
     result: dict[str, Any]
+    sequences: list[Sequence | None]
+    missing: list[str] = field(default_factory=list)
 
     @cached_property
     def runs(self) -> pd.DataFrame:
         """One line a run: sequence, group, policy, then every figure by its dotted name."""
         lines = []
-        for run, figures in zip(self.raw, self.result["runs"], strict=True):
-            line = {"sequence": run.sequence, "group": run.info.group, "policy": run.policy}
+        policies = len(self.result["summary"])
+        for i, (run, figures) in enumerate(zip(self.raw, self.result["runs"], strict=True)):
+            sequence = self.sequences[i // policies]
+            group = None if sequence is None else sequence.info.group
+            line = {"sequence": run.sequence, "group": group, "policy": run.policy}
             lines.append(line | dict(_numbers(figures)) | {"unequal": figures["unequal"]})
         return pd.DataFrame(lines)
 
@@ -152,7 +160,7 @@ class Comparison:
             values: dict[tuple[str, str], Any] = {}
             for figure, value in line.items():
                 if isinstance(value, dict):
-                    low, high = value["interval95"] or (np.nan, np.nan)
+                    low, high = value.get("interval95") or (np.nan, np.nan)
                     values |= {
                         (figure, "mean"): value["mean"],
                         (figure, "low"): low,
@@ -259,7 +267,7 @@ def compare(
     if paths is not None:
         result["manifest"] = json.loads(_engine.manifest(paths, chosen, match, nan, optimal))
         result["manifest"]["command"] = shlex.join(sys.orig_argv)
-    return Comparison(raw, result)
+    return Comparison(raw, result, sequences)
 
 
 def stats(

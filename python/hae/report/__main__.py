@@ -1,0 +1,3 @@
+from hae.report.program import program
+
+program()
