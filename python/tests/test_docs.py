@@ -261,9 +261,7 @@ def test_the_program_prints_what_a_page_shows(arguments, shown):
 
 def test_the_readme_shows_what_the_demo_prints(tmp_path):
     script = (REPOSITORY / "script" / "demo").read_text(encoding="utf-8")
-    (command,) = re.findall(
-        r"^build/bin/hae (compare .*?) --json", script, re.DOTALL | re.MULTILINE
-    )
+    (command,) = re.findall(r"^build/bin/hae (compare .*?) --out", script, re.DOTALL | re.MULTILINE)
     command = command.replace("\\\n", " ").replace(
         "traces/data/*.h5", " ".join(map(str, (REPOSITORY / "traces" / "data").glob("*.h5")))
     )

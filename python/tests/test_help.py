@@ -32,10 +32,11 @@ def commands():
 
 
 def tools():
-    """Programs in Python and their modules."""
+    """Programs in Python, and what each runs, as an argument of python -c."""
     text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     scripts = tomllib.loads(text)["project"]["scripts"]
-    return {name: target.split(":")[0] for name, target in scripts.items()}
+    targets = {name: target.split(":") for name, target in scripts.items()}
+    return {name: f"from {module} import {run}; {run}()" for name, (module, run) in targets.items()}
 
 
 def examples_of_command(command):
@@ -45,18 +46,18 @@ def examples_of_command(command):
     return [line.strip() for line in found[1].splitlines()]
 
 
-def examples_of_tool(module):
+def examples_of_tool(code):
     environment = os.environ | {"COLUMNS": "1000", "PYTHONPATH": str(REPOSITORY / "python")}
     done = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, env=environment
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, env=environment
     )
     found = re.search(r"^examples?: (.*)", done.stdout, re.MULTILINE)
-    assert found, f"{module} --help shows no example"
+    assert found, f"{code} --help shows no example"
     return [found[1]]
 
 
 EXAMPLES = [(name, line) for name in commands() for line in examples_of_command(name)] + [
-    (name, line) for name, module in tools().items() for line in examples_of_tool(module)
+    (name, line) for name, code in tools().items() for line in examples_of_tool(code)
 ]
 
 
@@ -88,9 +89,9 @@ def folder(tmp_path_factory):
     tiny_models.write_prompts(folder, [{"text": "a b c d e f"}, {"text": "g h i"}])
     (folder / "bin").mkdir()
     (folder / "bin" / "hae").symlink_to(program())
-    for name, module in tools().items():
+    for name, code in tools().items():
         tool = folder / "bin" / name
-        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n', encoding="utf-8")
+        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}" "$@"\n', encoding="utf-8")
         tool.chmod(0o755)
     compare = ["compare", "traces/data/boards-test.h5", "--policy", "greedy:budget=50"]
     subprocess.run(
@@ -128,5 +129,5 @@ def test_the_example_works(folder, name, line):
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "" or name in ("hae-record", "hae-closed-loop")  # bars of libraries
-    for out in re.findall(r"--(?:out|json|junit) (\S+)", line):
+    for out in re.findall(r"(?:--out|--json|--junit|-o) (\S+)", line):
         assert (folder / out).stat().st_size > 0

@@ -23,8 +23,7 @@ def argument_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Write one self-contained HTML page about a comparison: tables, figures, the "
         "pictures with what was evicted dimmed, every token's life. It needs no network.",
-        epilog="example: hae compare mine.h5 --policy hae:bin=64 --policy greedy --match mean "
-        "--out results && hae report results -o report.html",
+        epilog="example: hae report results -o report.html",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="of hae compare --out DIR")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="F.html")
