@@ -1,4 +1,4 @@
-"""Reference pages that are made from the program and the package, so that they cannot go stale."""
+"""Reference pages made from the program and the package, so that they cannot go stale."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from headers import header_page, public_headers
-
-PYTHON_PROGRAMS = {"hae-record": "hae.record", "hae-closed-loop": "hae.closed_loop"}
 
 
 def reference_pages(repository: Path) -> dict[str, str]:
@@ -47,8 +46,10 @@ def commands_page(repository: Path) -> str:
     page = ["# Commands", "What each command's `--help` prints.", block(shown)]
     for command in commands(repository):
         page += [f"## hae {command}", block(hae(repository, command, "--help"))]
-    for name, module in PYTHON_PROGRAMS.items():
-        shown = output_of([sys.executable, "-m", module, "--help"], repository)
+    project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, target in project["scripts"].items():
+        code = "from {0} import {1}; {1}()".format(*target.split(":"))
+        shown = output_of([sys.executable, "-c", code, "--help"], repository)
         page += [f"## {name}", "Of the [Python package](../python/README.md).", block(shown)]
     return "\n\n".join(page) + "\n"
 
@@ -110,7 +111,7 @@ def python_page(repository: Path) -> str:
         "The public names of the package `hae`. [The package at work](../python/README.md).",
         "## hae",
         *(f"::: hae.{module}.{name}" for name, module in home.items()),
-        *(whole.format(module) for module in ("hf", "testing")),
+        *(whole.format(module) for module in ("hf", "testing", "plots", "fates")),
     ]
     return "\n\n".join(page) + "\n"
 

@@ -28,6 +28,8 @@ def lanes_of(run: Run | StoredRun, info: SequenceInfo) -> list[tuple[int, int]]:
 
 def evicted_at(run: Run | StoredRun, info: SequenceInfo) -> np.ndarray:
     """[lanes, T] int: the step after which a token left, NEVER if it stayed; as lanes_of."""
+    if isinstance(run, StoredRun):
+        run.check_fits(info)
     heads = info.kv_heads if run.lanes == "kv_head" else 1
     steps = np.full((info.layers * heads, info.tokens), NEVER)
     lane = run.log.layer.to_numpy() * heads + np.maximum(run.log.lane.to_numpy(), 0)

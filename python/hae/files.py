@@ -17,7 +17,13 @@ def sha256(path: Path) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Under a temporary name, then renamed: what is at `path` is whole at any time."""
+    """Under a temporary name, then renamed: what is at `path` is whole at any time. What a link
+    leads to is replaced, not the link; a device or a pipe is written to.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     partial = path.with_name(path.name + ".partial")
 
     def remove() -> None:

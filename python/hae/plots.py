@@ -149,7 +149,7 @@ def over_steps(
             customdata=[int(counts[b].max()) for b in bins],
             mode="lines",
             line={"width": 2.2, "dash": _dash(policy), "color": _colour(policy)},
-            hovertemplate="%{y:.4f}  (%{customdata} sequences)",
+            hovertemplate="%{y:.4~g}  (%{customdata} sequences)",
             **_named(comparison, policy),
         )
     _mark_half(plot, of_policy[0])
@@ -189,7 +189,7 @@ def against_memory(
                 text=[html.escape(shown(text), quote=False) for text in own.sequence],
                 mode="markers",
                 marker=_marker(policy, 5) | {"opacity": 0.35},
-                hovertemplate="%{text}<br>%{x:.1f} " + unit + ", %{y:.4f}",
+                hovertemplate="%{text}<br>%{x:.1f} " + unit + ", %{y:.4~g}",
                 **_named(comparison, policy, legend=False),
             )
         if sequence is not None:
@@ -207,7 +207,7 @@ def against_memory(
             error_y={"array": _numbers([error]), "thickness": 1.6, "width": 5},
             mode="markers",
             marker=_marker(policy, 13) | {"line": {"width": 1.5, "color": "#FFFFFF"}},
-            hovertemplate="%{x:.1f} " + unit + ", %{y:.4f}",
+            hovertemplate="%{x:.1f} " + unit + ", %{y:.4~g}",
             **_named(comparison, policy),
         )
     if figure == "missed_mass":
@@ -257,7 +257,7 @@ def layers(
         ygap=2,
         colorbar={"title": {"text": TITLES[figure], "side": "right"}, "thickness": 14},
         texttemplate="%{z:.3f}" if width <= 12 else None,  # no colour bar needs room then
-        hovertemplate="%{customdata}<br>layer %{x}: %{z:.4f}<extra></extra>",
+        hovertemplate="%{customdata}<br>layer %{x}: %{z:.4~g}<extra></extra>",
         hoverongaps=False,
     )
     return plot
@@ -334,18 +334,24 @@ def picture(
 
 
 def timeline(
-    comparison: Source, policy: str | int, sequence: int = 0, layer: int = 0, lane: int = -1
+    comparison: Source,
+    policy: str | int,
+    sequence: int = 0,
+    layer: int = 0,
+    lane: int | None = None,
 ) -> go.Figure:
     """The life of each token in one lane: a bar while it is in the cache, in another colour while
     it is marked and waits in the bin, and a cross where it is evicted, the larger the more
     attention it would still have received.
 
     policy  its spec, or its number in the comparison
-    lane    the KV head, where the lanes are KV heads
+    lane    the KV head, where the lanes are KV heads; None: the first
     """
     comparison = _read(comparison)
     _, run = _run(comparison, policy, sequence)
     found = _sequence(comparison, sequence)
+    if lane is None:
+        lane = fates.lanes_of(run, found.info)[0][1]
     frame = fates.token_fates(run, found, layer, lane)
     kept = _most_telling(frame)
     left_out = len(frame) - len(kept)
@@ -370,7 +376,7 @@ def timeline(
         barmode="overlay",
         bargap=0.12,
         hovermode="closest",
-        meta={"left_out": left_out, "columns": ["position", *columns]},
+        meta={"note": _timeline_note(frame, left_out), "columns": ["position", *columns]},
     )
     hover = (
         "%{customdata[0]}: <b>%{customdata[1]}</b> (%{customdata[2]})<br>"
@@ -443,7 +449,7 @@ def decay_envelope(certificate: Mapping[str, Any], *, ages: int = 100) -> go.Fig
             name=name,
             line=_line(_GREY if is_all else _colour(number), 3 if is_all else 1.8)
             | {"dash": "solid" if is_all else _dash(number + 1)},
-            hovertemplate="after %{x} steps at most %{y:.4f}",
+            hovertemplate="after %{x} steps at most %{y:.4~g}",
         )
     if not plot.data:
         raise NothingToShow("No evicted token would have received attention.")
@@ -496,7 +502,7 @@ def closed_loop(result: Mapping[str, Any], figure: str = "closed.token_accuracy"
             },
             mode="markers",
             marker=_marker(policy, 11),
-            hovertemplate="%{meta[0]}<br>%{x:.4f}<extra></extra>",
+            hovertemplate="%{meta[0]}<br>%{x:.4~g}<extra></extra>",
             meta=[_label(line["policy"])],
         )
     return plot
@@ -658,7 +664,7 @@ def _add_optimal(plot: go.Figure, optima: list[tuple[float, float]], unit: str) 
             line={"dash": "dot", "width": 2, "color": _GREY},
             marker={"symbol": "line-ew-open", "size": 22, "line": {"width": 3}},
             name="optimal: no eviction misses less",
-            hovertemplate="%{x:.1f} " + unit + ": at least %{y:.4f}<extra>optimal</extra>",
+            hovertemplate="%{x:.1f} " + unit + ": at least %{y:.4~g}<extra>optimal</extra>",
         )
 
 
@@ -667,6 +673,8 @@ def _mean_of_layers(runs: Sequence[Mapping[str, Any]], figure: str) -> np.ndarra
     rows = [np.array(row, dtype=float) for row in rows if row is not None]
     if not rows:
         return np.empty(0)
+    layers = max(map(len, rows))  # traces of models with fewer have none of the last
+    rows = [np.pad(row, (0, layers - len(row)), constant_values=np.nan) for row in rows]
     counts = np.isfinite(rows).sum(axis=0)
     return np.where(counts > 0, np.nansum(rows, axis=0) / np.maximum(counts, 1), np.nan)
 
@@ -737,11 +745,27 @@ def _pixels(sequence: Any, image: int) -> np.ndarray | None:
 
 
 def _most_telling(frame: pd.DataFrame) -> np.ndarray:
-    """Tokens of a timeline: all, or those that would still have received most, then the oldest."""
+    """Tokens of a timeline: all, or evicted ones first, those that would still have received most,
+    then the oldest.
+    """
     if len(frame) <= MOST_TOKENS:
         return frame.index.to_numpy()
-    order = np.argsort(-frame.still_received.fillna(-1).to_numpy(), kind="stable")
+    stayed = frame.evicted.isna().to_numpy()
+    order = np.lexsort((-frame.still_received.fillna(-1).to_numpy(), stayed))
     return np.sort(frame.index.to_numpy()[order[:MOST_TOKENS]])
+
+
+def _timeline_note(frame: pd.DataFrame, left_out: int) -> str:
+    """What a timeline does not show, and why."""
+    said = []
+    if left_out:
+        said.append(f"{left_out} tokens are left out: shown are evicted ones first.")
+    if frame.evicted.notna().any() and frame.still_received.isna().all():
+        said.append(
+            "What evicted tokens would still have received is not known: the layer's attention is "
+            "too large to form here, or has a NaN."
+        )
+    return " ".join(said)
 
 
 def _add_kinds(plot: go.Figure, kinds: pd.Series) -> None:

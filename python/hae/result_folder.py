@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ class _StoredRuns:
     def run(self, index: int) -> StoredRun:
         try:
             return StoredRun(self, self._member(self.file, f"runs/{index:06d}"))
-        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (OSError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ResultError(f"{self.path}: run {index}: {error}; compare again") from None
 
     def array(self, group: h5py.Group, name: str) -> np.ndarray:
@@ -210,11 +210,38 @@ class StoredRun:
     def _array(self, name: str) -> np.ndarray:
         return self._file.array(self._group, name)
 
+    def _columns(self, folder: str, names: Sequence[str]) -> pd.DataFrame:
+        """raises ResultError unless all are as long as each other"""
+        columns = {name: self._array(f"{folder}/{name}") for name in names}
+        if len({column.shape for column in columns.values()}) > 1:
+            raise self._damaged(f"columns of {folder} are not equally long")
+        for name, column in columns.items():
+            if column.ndim != 1 or (name != "score" and column.dtype.kind not in "iub"):
+                raise self._damaged(f"{folder}/{name} is no column of whole numbers")
+        return pd.DataFrame(columns)
+
+    def _damaged(self, what: str) -> ResultError:
+        return ResultError(f"{self._file.path}:{self._group.name}: {what}; compare again")
+
+    def check_fits(self, info: _engine.SequenceInfo) -> None:
+        """raises ResultError when the log names what the sequence does not have"""
+        log, lanes = self.log, info.kv_heads if self.lanes == "kv_head" else 1
+        lane = np.maximum(log.lane, 0)
+        fits = (
+            log.step.between(0, info.steps)
+            & log.layer.between(0, info.layers - 1)
+            & log.lane.between(0 if self.lanes == "kv_head" else -1, lanes - 1)
+            & log.token.between(0, info.tokens - 1)
+        )
+        tokens = pd.DataFrame({"layer": log.layer, "lane": lane, "token": log.token})
+        if self.lanes not in ("layer", "kv_head") or not fits.all() or tokens.duplicated().any():
+            raise self._damaged("its log evicts tokens that are not there")
+
     @cached_property
     def log(self) -> pd.DataFrame:
         """As hae.Run.log, without what merging adds."""
         names = ("step", "layer", "lane", "token", "within", "pending_since", "into", "score")
-        frame = pd.DataFrame({name: self._array(f"log/{name}") for name in names})
+        frame = self._columns("log", names)
         frame["within"] = frame["within"].astype(bool)
         frame["score"] = frame["score"].where(self._array("log/has_score") == 1)
         for name in ("pending_since", "into"):
@@ -224,14 +251,17 @@ class StoredRun:
     @cached_property
     def pending(self) -> pd.DataFrame:
         names = ("layer", "lane", "token", "since")
-        return pd.DataFrame({name: self._array(f"pending/{name}") for name in names})
+        return self._columns("pending", names)
 
     @cached_property
     def decode(self) -> dict[str, np.ndarray] | None:
         if "decode" not in self._group:
             return None
         stored = [name for name in _FIGURES if f"decode/{name}" in self._group]
-        return {name: self._array(f"decode/{name}") for name in stored}
+        rows = {name: self._array(f"decode/{name}") for name in stored}
+        if any(of_figure.ndim != 3 for of_figure in rows.values()):
+            raise self._damaged("decode is not [layers, query_heads, steps]")
+        return rows
 
     @cached_property
     def attention_tokens(self) -> np.ndarray:

@@ -14,7 +14,7 @@ class ShapeError(Exception):
 
 @dataclass(frozen=True)
 class Maybe:
-    """Null, or absent from its object, or of a shape."""
+    """Null or of a shape. What is absent from its object becomes null."""
 
     shape: Any
 
@@ -29,7 +29,7 @@ class Each:
 NUMBER = (int, float)
 _MEAN = {"mean": Maybe(NUMBER)}
 _OF_LAYERS = Maybe([Maybe(NUMBER)])
-_INTERVAL = {**_MEAN, "interval95": Maybe([NUMBER]), "groups": int}
+_INTERVAL = {**_MEAN, "interval95": Maybe([NUMBER, NUMBER]), "groups": int}
 _FIGURES = ("missed_mass", "missed_pull", "kl", "output_error", "output_error_relative")
 _FILE = {"path": str, "sha256": str}
 
@@ -108,8 +108,12 @@ def expect(value: Any, shape: Any, where: str = "") -> None:
         expect(value.get("policy"), str, f"{where}.policy")
     elif isinstance(shape, dict):
         for name, inner in shape.items():
+            if isinstance(inner, Maybe):
+                value.setdefault(name)
             expect(value.get(name), inner, f"{where}.{name}".removeprefix("."))
     elif isinstance(shape, list):
+        if len(shape) > 1 and len(value) != len(shape):
+            raise ShapeError(f"{where} has {len(value)} members, expected {len(shape)}")
         for i, member in enumerate(value):
             expect(member, shape[0], f"{where}[{i}]")
 

@@ -106,6 +106,36 @@ def test_a_template_that_refuses_a_prompt_names_it(tmp_path, folders, capsys):
     assert "prompt 000000: the chat template refused it: roles must alternate" in line
 
 
+# Of LLaVA 1.5: parts, which it selects; a string has none.
+PARTS_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %} {{ message.role[0] }}"
+    "{% for item in message.content | selectattr('type', 'equalto', 'text') %} {{ item.text }}"
+    "{% endfor %}{% endfor %} z"
+)
+
+
+@pytest.mark.parametrize("template", [PARTS_TEMPLATE, TEMPLATE])
+def test_texts_reach_templates_of_parts_and_of_strings(tmp_path, template):
+    reader = tiny_models.tokenizer()
+    reader.chat_template = template
+    folder = tiny_models.save(tiny_models.llama(), reader, tmp_path / "model")
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": " c"}]
+    entries = [{"text": "a"}, {"messages": [{"role": "user", "content": parts}]}]
+    code, out = run(tmp_path, folder, entries, "--chat")
+    assert code == 0
+    assert tokens_of(out) == [["<bos>", "u", "a", "z"], ["<bos>", "u", "b", "c", "z"]]
+
+
+def test_a_template_that_drops_a_text_is_refused(tmp_path, capsys):
+    reader = tiny_models.tokenizer()
+    reader.chat_template = "{{ bos_token }} z"
+    folder = tiny_models.save(tiny_models.llama(), reader, tmp_path / "model")
+    capsys.readouterr()
+    code, line = refused(capsys, run(tmp_path, folder, [{"text": "a"}], "--chat")[0])
+    assert code == 3
+    assert "prompt 000000: the chat template leaves out or changes what the messages say" in line
+
+
 def test_a_picture_that_no_message_mentions_is_bad_input(tmp_path, folders, capsys):
     tiny_models.picture(0).save(tmp_path / "p.png")
     entry = {"messages": [{"role": "user", "content": []}], "images": ["p.png"]}

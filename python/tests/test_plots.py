@@ -282,7 +282,7 @@ def test_a_long_timeline_keeps_the_tokens_that_lost_most(comparison, monkeypatch
     plot = plots.timeline(comparison, 1)
     expected = frame.still_received.sort_values(ascending=False).index[:5]
     assert list(plot.data[0].y) == sorted(expected)
-    assert plot.layout.meta["left_out"] == small.TOKENS - 5
+    assert plot.layout.meta["note"].startswith(f"{small.TOKENS - 5} tokens are left out")
 
 
 # ------------------------------------------------------------------------------------ pictures
@@ -397,3 +397,16 @@ def test_policies_of_one_colour_differ_by_dash():
     styles = [plots.policy_style(number) for number in range(30)]
     assert len({(style["colour"], style["dash"]) for style in styles}) == 30
     assert len({style["symbol"] for style in styles[:8]}) == 8
+
+
+def test_traces_of_unlike_models_have_one_mean_a_layer():
+    runs = [
+        {"per_layer": {"decode": {"missed_mass": layers}}} for layers in ([0.5], [0.25, None, 1.0])
+    ]
+    mean = plots._mean_of_layers(runs, "missed_mass")
+    assert mean[0] == 0.375 and np.isnan(mean[1]) and mean[2] == 1.0
+
+
+def test_a_timeline_begins_with_the_first_lane(comparison):
+    of_heads = next(i for i, policy in enumerate(small.POLICIES) if "kv_head" in policy)
+    assert plots.timeline(comparison, of_heads) == plots.timeline(comparison, of_heads, lane=0)

@@ -324,6 +324,17 @@ def bomb(folder):
         file["runs/000000/decode"].create_dataset("missed_mass", (2**20, 2**20, 1), "f8")
 
 
+def with_log(name, edit):
+    def change_column(folder):
+        with h5py.File(folder / "runs.h5", "r+") as file:
+            log = file["runs/000001/log"]
+            column = edit(log[name][()])
+            del log[name]
+            log[name] = column
+
+    return change_column
+
+
 def without_a_log(folder):
     with h5py.File(folder / "runs.h5", "r+") as file:
         del file["runs/000001/log"]
@@ -343,6 +354,11 @@ def without_a_log(folder):
         (linked, "log/step: cannot be read"),
         (bomb, "missed_mass: cannot be read: 0 bytes are stored"),
         (without_a_log, "cannot be read"),
+        (with_log("token", lambda column: column + 1000), "tokens that are not there"),
+        (with_log("token", lambda column: column * 0), "tokens that are not there"),
+        (with_log("step", lambda column: -column - 1), "tokens that are not there"),
+        (with_log("layer", lambda column: column + 0.5), "no column of whole numbers"),
+        (with_log("token", lambda column: column[:-1]), "not equally long"),
         (
             with_json('{"schema":"hae.stats/1"}'),
             "is of schema 'hae.stats/1', expected hae.compare/1",
@@ -392,12 +408,32 @@ def test_a_further_file_that_is_not_whole_is_bad_input(
 
 
 def test_where_the_page_cannot_be_written_nothing_is_done(place, tmp_path, capsys):
-    for out in (tmp_path, tmp_path / "no" / "r.html", place / "results" / "result.json"):
-        before = (place / "results" / "result.json").read_bytes()
+    inputs = (place / "results" / "result.json", place / "trace.h5")
+    before = [path.read_bytes() for path in inputs]
+    too_long = tmp_path / ("x" * 300)
+    for out in (tmp_path, tmp_path / "no" / "r.html", too_long, *inputs):
         assert report(place, out) == 2
         assert f"-o {out}" in one_line(capsys)
-        assert (place / "results" / "result.json").read_bytes() == before
+    assert [path.read_bytes() for path in inputs] == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_absent_reads_as_null(place, tmp_path):
+    copy = copy_of(place, tmp_path)
+
+    def without(result):
+        for run in result["runs"]:
+            del run["optimal_mean"], run["tokens"]
+        del result["summary"][0]["decode.missed_mass.mean"]["mean"]
+
+    change(copy / "results" / "result.json", without)
+    assert report(copy, tmp_path / "r.html") == 0
+
+
+def test_a_small_number_does_not_read_as_none():
+    assert page._number(2e-6) == "2.0e-06"
+    assert page._number(0.0) == "0.0000"
+    assert page._number(0.25) == "0.2500"
 
 
 def test_an_earlier_page_stays_when_the_input_is_bad(place, tmp_path, capsys):

@@ -119,12 +119,18 @@ std::string bar(double share, std::size_t longest) {
   return text + padding(text, longest);
 }
 
+/// A small number does not read as 0.
+std::string number_text(double x, const char* format) {
+  std::string text = fmt::format(fmt::runtime(format), x);
+  return x != 0.0 && text.find_first_of("123456789") == std::string::npos ? fmt::format("{:.1e}", x) : text;
+}
+
 /// A mean, with half the width of its interval if there is one.
 std::string figure_text(const Json& figure, const char* format, double unit = 1.0) {
   if (figure.is_null()) {
     return "-";
   }
-  const auto number = [&](double x) { return fmt::format(fmt::runtime(format), x / unit); };
+  const auto number = [&](double x) { return number_text(x / unit, format); };
   const std::string mean = number(figure["mean"].get<double>());
   if (figure["interval95"].is_null()) {
     return mean;
@@ -157,7 +163,7 @@ std::string format_table(Rows rows) {
 }
 
 std::string mean_text(const Json& figure, const char* format) {
-  return figure.is_null() ? "-" : fmt::format(fmt::runtime(format), figure["mean"].get<double>());
+  return figure.is_null() ? "-" : number_text(figure["mean"].get<double>(), format);
 }
 
 std::string summary_table(const Json& summary) {

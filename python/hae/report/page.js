@@ -151,8 +151,7 @@
 
     async function showTimeline() {
       timeline.figure = lanes[$('detail-lane').selectedIndex].figure;
-      const left = timeline.figure.layout.meta.left_out;
-      $('timeline-note').textContent = left ? `${left} tokens are left out: those that would still have received least.` : '';
+      $('timeline-note').textContent = timeline.figure.layout.meta.note;
       fillTokens(timeline.figure.data[0].customdata);
       await search();
     }

@@ -226,7 +226,7 @@ def _chosen(comparison: Comparison, wanted: Sequence[str]) -> list[int]:
     for word in wanted:
         if word in names:
             chosen.append(names.index(word))
-        elif word.isdigit() and int(word) < len(names):
+        elif word.isascii() and word.isdigit() and int(word) < len(names):
             chosen.append(int(word))
         else:
             raise ConfigError(
@@ -255,7 +255,6 @@ def _details(comparison: Comparison, chosen: Sequence[int]) -> dict[str, Any]:
         "sequences": shown_sequences,
         "all": len(comparison.sequences),
         "thinned": thinned,
-        "most_pictures": MOST_PICTURES,
         "policies": [line["policy"] for line in comparison.result["summary"]],
     }
 
@@ -263,7 +262,9 @@ def _details(comparison: Comparison, chosen: Sequence[int]) -> dict[str, Any]:
 def _pictures(comparison: Comparison, number: int) -> list[dict[str, Any]]:
     """The pictures of a sequence under every policy; the pixels once for all of them."""
     found = []
-    for image, frame in plots.pictures_of(comparison, number)[:MOST_PICTURES]:
+    pictures = plots.pictures_of(comparison, number)
+    left_out = len(pictures) - MOST_PICTURES
+    for image, frame in pictures[:MOST_PICTURES]:
         line: dict[str, Any] = {
             "name": f"picture {image}" + ("" if frame < 0 else f", frame {frame}")
         }
@@ -279,6 +280,8 @@ def _pictures(comparison: Comparison, number: int) -> list[dict[str, Any]]:
                     del part["source"]
         except plots.NothingToShow as error:
             line |= {"figures": [], "note": str(error), "pixels": []}
+        if left_out > 0:
+            line["note"] = f"{line['note']} {left_out} more pictures are left out.".strip()
         found.append(line)
     return found
 
@@ -387,7 +390,9 @@ def _number(value: Any, format_: str = ".4f") -> str:
     """A figure as the reader sees it."""
     if value is None or isinstance(value, float) and not math.isfinite(value):
         return "–"
-    return format(value, format_)
+    text = format(value, format_)
+    # A small number must not read as none.
+    return format(value, ".1e") if value != 0 and float(text) == 0 else text
 
 
 def _json(value: Any) -> Any:

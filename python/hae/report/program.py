@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -101,10 +102,30 @@ def _run(options: argparse.Namespace) -> int:
 def _unfit_output(options: argparse.Namespace) -> str | None:
     """Before any work: why the page cannot be written there."""
     out = options.out
+    try:
+        return _unfit(out, options)
+    except (OSError, RuntimeError) as error:  # a name too long, a circle of links
+        reason = getattr(error, "strerror", None) or error
+        return f"-o {out}: cannot be written: {reason}; give another path"
+
+
+def _unfit(out: Path, options: argparse.Namespace) -> str | None:
     if out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK | os.X_OK):
         return f"-o {out}: cannot be written; give the path of a file in a folder that is there"
     inputs = [*options.trace, options.certificate, options.closed_loop]
     of_folder = [options.folder / name for name in ("result.json", "runs.h5")]
-    if out.resolve() in [path.resolve() for path in [*of_folder, *inputs] if path is not None]:
+    inputs += [*of_folder, *_files_of_manifest(of_folder[0])]
+    if out.resolve() in [path.resolve() for path in inputs if path is not None]:
         return f"-o {out}: would overwrite an input; choose another path"
     return None
+
+
+def _files_of_manifest(result: Path) -> list[Path]:
+    """Traces and logs that a result was made from; none where it cannot be read, which is told
+    later.
+    """
+    try:
+        manifest = json.loads(result.read_text(encoding="utf-8"))["manifest"]
+        return [Path(file["path"]) for kind in ("traces", "logs") for file in manifest[kind] or ()]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
