@@ -30,7 +30,7 @@ _HOME = {
     "Run": "comparison",
     "Comparison": "comparison",
     "read_comparison": "result_folder",
-    "ResultError": "result_folder",
+    "ResultError": "run_file",
     "Policy": "policy_class",
     "PolicyRun": "policy_class",
     "Decision": "policy_class",

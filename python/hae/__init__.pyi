@@ -28,8 +28,8 @@ from hae.policy_class import Merge as Merge
 from hae.policy_class import Needs as Needs
 from hae.policy_class import Policy as Policy
 from hae.policy_class import PolicyRun as PolicyRun
-from hae.result_folder import ResultError as ResultError
 from hae.result_folder import read_comparison as read_comparison
+from hae.run_file import ResultError as ResultError
 from hae.sequences import check as check
 from hae.sequences import open as open
 from hae.sequences import sequence as sequence

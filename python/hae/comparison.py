@@ -22,7 +22,7 @@ from hae.sequences import open as open_trace
 if TYPE_CHECKING:
     from hae._engine import NativePolicy, NativeRun, Sequence, SequenceInfo, Trace
     from hae.policy_class import Policy
-    from hae.result_folder import StoredRun
+    from hae.run_file import StoredRun
 
     Source = str | os.PathLike[str] | Trace | Sequence
     AnyPolicy = str | NativePolicy | Policy

@@ -12,7 +12,7 @@ import pandas as pd
 
 from hae._engine import Sequence, SequenceInfo, TraceError
 from hae.comparison import Run
-from hae.result_folder import StoredRun
+from hae.run_file import StoredRun
 
 NEVER = np.iinfo(np.int64).max  # the step of what did not happen
 KINDS = ("picture", "text before", "text after", "generated")

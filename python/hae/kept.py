@@ -14,20 +14,21 @@ import h5py
 import numpy as np
 from tqdm import tqdm
 
-from hae import _engine, comparison, sequences
-from hae.errors import BAD_INPUT, USAGE, RecordError, reason
+from hae import _engine, comparison, fates, sequences
+from hae.errors import BAD_INPUT, USAGE, RecordError
 from hae.files import sha256, write_whole
+from hae.run_file import ResultError, RunFile, StoredRun
 
 SCHEMA = "hae.export/1"
 METADATA = "hae"  # the key of the JSON text: one, as safetensors does not keep several in order
-RUN_FORMAT, RUN_VERSION = "hae-run", 2
+RUN_FORMAT = "hae-run"
 RUNS_NAME = "runs.h5"  # of a folder of hae compare --out
-COLUMNS = ("step", "layer", "lane", "token", "into")
 
 _EXIT_CODES: dict[type[Exception], int] = {
     _engine.ConfigError: USAGE,
     _engine.NeedsError: USAGE,
     _engine.TraceError: BAD_INPUT,
+    ResultError: BAD_INPUT,
     OSError: USAGE,
 }
 
@@ -41,64 +42,33 @@ def exit_code_of(error: Exception) -> int | None:
 
 @dataclass(frozen=True)
 class KeptRun:
-    """One policy's run over one sequence, as far as an export needs it.
-
-    lanes  "layer" or "kv_head"
-    log    COLUMNS as integers, one element an eviction; lane -1 when the layer is the lane, into -1
-           where nothing was merged
-    """
+    """One policy's run over one sequence."""
 
     sequence: _engine.Sequence
     trace_sha256: str
-    policy: str
-    options: Mapping[str, str]
-    lanes: str
-    log: Mapping[str, np.ndarray]
+    run: comparison.Run | StoredRun
 
 
-def kept_positions(run: KeptRun, step: int) -> list[list[np.ndarray]]:
+def kept_positions(kept: KeptRun, step: int) -> list[list[np.ndarray]]:
     """Positions that are resident after a step's evictions: [layer][lane], ascending, int64.
 
     step    0: the prefill, when all prompt tokens have been cached; s: the s-th decode step, when
             tokens up to position P + s - 1 have
-    raises  RecordError when the log does not fit the sequence, or tokens were merged
+    raises  RecordError when tokens were merged, ResultError when the log does not fit the sequence
     """
-    info, log = run.sequence.info, run.log
-    lanes = info.kv_heads if run.lanes == "kv_head" else 1
-    lane = np.maximum(log["lane"], 0)
-    _refuse_unfit(run, lane, lanes)
-    gone = log["step"] <= step
-    kept = []
-    for layer in range(info.layers):
-        resident = np.ones((lanes, info.prompt + step), dtype=bool)
-        here = gone & (log["layer"] == layer)
-        resident[lane[here], log["token"][here]] = False
-        kept.append([np.flatnonzero(of_lane).astype(np.int64) for of_lane in resident])
-    return kept
-
-
-def _refuse_unfit(run: KeptRun, lane: np.ndarray, lanes: int) -> None:
-    info, log = run.sequence.info, run.log
-    where = f"policy '{run.policy}', sequence '{info.name}'"
-    if (log["into"] >= 0).any():
+    info = kept.sequence.info
+    if kept.run.log.into.notna().any():
         raise RecordError(
-            f"{where}: tokens were merged, so positions alone do not say what is kept; export a "
-            "policy that does not merge",
+            f"policy '{kept.run.policy}', sequence '{info.name}': tokens were merged, so positions "
+            "alone do not say what is kept; export a policy that does not merge",
             USAGE,
         )
-    fits = (
-        (log["step"] >= 0)
-        & (log["step"] <= info.steps)
-        & (log["layer"] >= 0)
-        & (log["layer"] < info.layers)
-        & (log["lane"] >= (0 if run.lanes == "kv_head" else -1))
-        & (lane < lanes)
-        & (log["token"] >= 0)
-        & (log["token"] < info.prompt + log["step"])
-    )
-    tokens = np.stack([log["layer"], lane, log["token"]])
-    if not fits.all() or np.unique(tokens, axis=1).shape[1] < tokens.shape[1]:
-        raise RecordError(f"{where}: its log evicts tokens that are not there", BAD_INPUT)
+    evicted = fates.evicted_at(kept.run, info)
+    of_lanes = [
+        np.flatnonzero(lane[: info.prompt + step] > step).astype(np.int64) for lane in evicted
+    ]
+    lanes = len(of_lanes) // info.layers
+    return [of_lanes[layer * lanes : (layer + 1) * lanes] for layer in range(info.layers)]
 
 
 # ------------------------------------------------------------------------------------ runs
@@ -141,46 +111,30 @@ def _replayed(source: Path, policies: Sequence[str]) -> Iterator[KeptRun]:
     progress = tqdm(all_sequences, desc="replaying", unit="sequence", disable=None, delay=1)
     for sequence, path in progress:
         for run in comparison.replay(sequence, policies):
-            log = run.log
-            columns = {name: log[name].to_numpy(np.int64, na_value=-1) for name in COLUMNS}
-            digest = traces.at(path)[1]
-            yield KeptRun(sequence, digest, run.policy, run.options, run.lanes, columns)
+            yield KeptRun(sequence, traces.at(path)[1], run)
 
 
 def _stored(path: Path, policies: Sequence[str], traces: Traces) -> Iterator[KeptRun]:
     """The runs of a run file, in its order; of all policies where none is named."""
     wanted = [_engine.NativePolicy(policy).spec for policy in policies]
-    with h5py.File(path, "r") as file:
-        groups = [file["runs"][name] for name in sorted(file["runs"])]
-        there = [group.attrs["policy"] for group in groups]
-        for policy in wanted:
-            if policy not in there:
-                raise RecordError(
-                    f"{path}: holds no run of '{policy}'; it has {', '.join(dict.fromkeys(there))}",
-                    USAGE,
-                )
-        paths, digests = (file[f"trace_{what}"].asstr()[()] for what in ("path", "sha256"))
-        for group, policy in zip(groups, there, strict=True):
-            if wanted and policy not in wanted:
-                continue
-            index = int(group.attrs["trace"])
-            trace = traces.of(path, Path(paths[index]), digests[index])
-            sequence = trace[int(group.attrs["sequence_index"])]
-            keys, values = (group[f"option_{part}"].asstr()[()] for part in ("key", "value"))
-            options = dict(zip(keys, values, strict=True))
-            yield KeptRun(
-                sequence, digests[index], policy, options, group.attrs["lanes"], _log_of(group)
+    file = RunFile(path)
+    runs = [file.run(index) for index in range(len(file))]
+    there = [run.policy for run in runs]
+    for policy in wanted:
+        if policy not in there:
+            raise RecordError(
+                f"{path}: holds no run of '{policy}'; it has {', '.join(dict.fromkeys(there))}",
+                USAGE,
             )
-
-
-def _log_of(group: h5py.Group) -> dict[str, np.ndarray]:
-    """raises ValueError for columns that are no log"""
-    log = {name: group[f"log/{name}"] for name in COLUMNS}
-    shapes = {column.shape for column in log.values()}
-    integers = all(np.issubdtype(column.dtype, np.integer) for column in log.values())
-    if not integers or len(shapes) > 1 or len(shapes.pop()) != 1:
-        raise ValueError(f"{group.name}/log is not a list of evictions")
-    return {name: column[()].astype(np.int64) for name, column in log.items()}
+    for run in runs:
+        if wanted and run.policy not in wanted:
+            continue
+        trace = traces.of(path, Path(run.trace_path), run.trace_sha256)
+        if not 0 <= run.sequence_index < len(trace):
+            raise ResultError(
+                f"{path}: its trace has no sequence {run.sequence_index}; compare again"
+            )
+        yield KeptRun(trace[run.sequence_index], run.trace_sha256, run)
 
 
 def _run_file(source: Path) -> Path | None:
@@ -190,20 +144,9 @@ def _run_file(source: Path) -> Path | None:
         return None
     try:
         with h5py.File(path, "r") as file:
-            kind, version, complete = (
-                file.attrs.get(name) for name in ("format", "version", "complete")
-            )
+            return path if file.attrs.get("format") == RUN_FORMAT else None
     except (OSError, RuntimeError, ValueError, TypeError):
         return None  # The engine will say what is wrong.
-    if not isinstance(kind, str) or kind != RUN_FORMAT:
-        return None
-    if version != RUN_VERSION or not complete:
-        raise RecordError(
-            f"{path}: not a whole run file of version {RUN_VERSION}; make it again with hae "
-            "compare --out",
-            BAD_INPUT,
-        )
-    return path
 
 
 def runs_of(source: Path, policies: Sequence[str], given: Sequence[Path]) -> list[KeptRun]:
@@ -219,15 +162,7 @@ def runs_of(source: Path, policies: Sequence[str], given: Sequence[Path]) -> lis
                 sequences.open(trace)  # What cannot be read needs no policy.
             raise RecordError(f"{source}: holds no stored runs; name a --policy to replay", USAGE)
         return list(_replayed(source, policies))
-    try:
-        return list(_stored(path, policies, Traces(given)))
-    except (LookupError, ValueError, TypeError, OSError, RuntimeError, MemoryError) as error:
-        if isinstance(error, (RecordError, _engine.TraceError, _engine.ConfigError)):
-            raise
-        raise RecordError(
-            f"{path}: cannot be read: {reason(error)}; make it again with hae compare --out",
-            BAD_INPUT,
-        ) from None
+    return list(_stored(path, policies, Traces(given)))
 
 
 # ------------------------------------------------------------------------------------ file
@@ -250,7 +185,7 @@ def arrays_of(runs: Sequence[KeptRun], at: str | int) -> dict[str, np.ndarray]:
     for number, run in enumerate(runs):
         for layer, lanes in enumerate(kept_positions(run, step_of(at, run))):
             for lane, positions in enumerate(lanes):
-                of_lane = f".kv_heads.{lane}" if run.lanes == "kv_head" else ""
+                of_lane = f".kv_heads.{lane}" if run.run.lanes == "kv_head" else ""
                 arrays[f"runs.{number}.layers.{layer}{of_lane}"] = positions
     return arrays
 
@@ -266,9 +201,9 @@ def metadata_of(runs: Sequence[KeptRun], at: str | int) -> str:
                 "group": info.group,
                 "sequence_index": run.sequence.index,
                 "trace_sha256": run.trace_sha256,
-                "policy": run.policy,
-                "options": dict(run.options),
-                "lanes": run.lanes,
+                "policy": run.run.policy,
+                "options": dict(run.run.options),
+                "lanes": run.run.lanes,
                 "step": step_of(at, run),
                 "prompt": info.prompt,
                 "cached": info.prompt + step_of(at, run),

@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     except ImportError as error:
         return fail(f"{error}; install it with: pip install 'hae[report]'", USAGE, PROGRAM)
     from hae._engine import ConfigError
-    from hae.result_folder import ResultError
+    from hae.run_file import ResultError
 
     if (problem := _unfit_output(options)) is not None:
         return fail(problem, USAGE, PROGRAM)
