@@ -37,5 +37,17 @@ TEST(Table, AlignsWideNames) {
             "abc     10.0 ± 1.0    30\n");
 }
 
+TEST(Table, DoesNotShowASmallNumberAsNone) {
+  const auto mean = [](double x) { return Json{{"mean", x}, {"interval95", nullptr}}; };
+  Json policy{{"policy", "p"}, {"unequal", false}};
+  for (const char* figure : {"tokens.mean", "tokens.peak", "bytes.mean", "decode.missed_mass.mean",
+                             "optimal_mean", "decode.missed_mass.p95", "decode.missed_mass.max",
+                             "decode.output_error_relative.mean", "evictions", "events"}) {
+    policy[figure] = mean(0);
+  }
+  policy["decode.missed_pull.mean"] = mean(2e-6);
+  EXPECT_THAT(summary_table(Json::array({policy})), ::testing::HasSubstr("2.0e-06"));
+}
+
 }  // namespace
 }  // namespace hae::cli
