@@ -15,7 +15,8 @@ using Rows = std::vector<std::vector<std::string>>;
 /// that begins with & keeps its column in one part with the one before; the & is not shown.
 std::string format_table(Rows rows);
 
-/// The mean of a group_interval in a fmt format, `-` for null.
+/// The mean of a group_interval in a fmt format, `-` for null; with an exponent where it would read 0 and is
+/// not.
 std::string mean_text(const Json& figure, const char* format);
 
 /// The comparison that a terminal shows: one line a policy, means over groups, 95 % intervals where there are
