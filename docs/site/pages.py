@@ -7,8 +7,10 @@ source, pictures and tables as they are.
 
 from __future__ import annotations
 
+import importlib.util
 import posixpath
 import re
+import shutil
 from pathlib import Path
 
 from headers import header_page, public_headers
@@ -32,6 +34,21 @@ ASSETS = ("docs/site/site.css", "docs/site/favicon.svg", "docs/site/iframe-worke
 SHOWN_AS_IS = {".svg", ".png", ".csv"}
 LANGUAGES = {".hpp": "cpp", ".h": "c", ".cpp": "cpp", ".cu": "cpp", ".py": "python", ".v": "coq"}
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the package together for mkdocstrings: its sources, and beside them the stub of the
+    compiled module, wherever that is installed.
+    """
+    package = REPOSITORY / "build" / "site-python" / "hae"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    for source in (REPOSITORY / "python" / "hae").iterdir():
+        if source.suffix == ".py" or (source / "__init__.py").is_file():
+            (package / source.name).symlink_to(source)
+    compiled = importlib.util.find_spec("hae._engine")
+    (package / "_engine.pyi").symlink_to(Path(compiled.origin).with_name("_engine.pyi"))
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
