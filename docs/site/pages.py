@@ -36,9 +36,9 @@ LANGUAGES = {".hpp": "cpp", ".h": "c", ".cpp": "cpp", ".cu": "cpp", ".py": "pyth
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts the package together for mkdocstrings: its sources, and beside them the stub of the
-    compiled module, wherever that is installed.
+def on_startup(**_: object) -> None:
+    """Puts the package together for mkdocstrings, which looks for it as soon as it is set up: its
+    sources, and beside them the stub of the compiled module, wherever that is installed.
     """
     package = REPOSITORY / "build" / "site-python" / "hae"
     shutil.rmtree(package, ignore_errors=True)
@@ -48,7 +48,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             (package / source.name).symlink_to(source)
     compiled = importlib.util.find_spec("hae._engine")
     (package / "_engine.pyi").symlink_to(Path(compiled.origin).with_name("_engine.pyi"))
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
