@@ -289,34 +289,13 @@ std::vector<Suspicion> suspicions() {
                     ? with_number(p, "reduction", HAE_SUM)
                     : std::nullopt;
        }},
-      {"only the first query head of each lane is counted",
-       [](const Problem& p) -> std::optional<Problem> {
-         const Index group = p.extent(Axis::group);
-         return group > 1 ? std::optional(without(p, Axis::group, 1, group)) : std::nullopt;
-       }},
       {"the scores before the call are overwritten", forgets_scores},
       {"rows that do not count are counted: padding is summed",
        [](const Problem& p) { return without_input(p, "counted"); }},
-      {"the last row is left out",
-       [](const Problem& p) -> std::optional<Problem> {
-         const Index rows = p.extent(Axis::rows);
-         return rows > 0 ? std::optional(without(p, Axis::rows, rows - 1, rows)) : std::nullopt;
-       }},
-      {"only the last row is counted",
-       [](const Problem& p) -> std::optional<Problem> {
-         const Index rows = p.extent(Axis::rows);
-         return rows > 1 ? std::optional(without(p, Axis::rows, 0, rows - 1)) : std::nullopt;
-       }},
       {"subnormal probabilities are flushed to zero",
-       [](const Problem& p) {
-         const double least = format_of(p.input("probabilities")->type).smallest_normal();
-         return with_values(p, "probabilities", [least](double x) { return std::fabs(x) < least ? 0.0 : x; });
-       }},
+       [](const Problem& p) { return flushed(p, "probabilities"); }},
   };
-  for (Suspicion& suspicion : length_suspicions()) {
-    all.push_back(std::move(suspicion));
-  }
-  return all;
+  return joined({std::move(all), row_suspicions(), length_suspicions()});
 }
 
 }  // namespace

@@ -755,10 +755,7 @@ std::vector<Suspicion> suspicions() {
          return altered;
        }},
   };
-  for (Suspicion& suspicion : length_suspicions()) {
-    all.push_back(std::move(suspicion));
-  }
-  return all;
+  return joined({std::move(all), length_suspicions()});
 }
 
 }  // namespace

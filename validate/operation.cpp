@@ -250,6 +250,11 @@ std::optional<Problem> with_values(const Problem& problem, const std::string& in
   return changed ? std::optional(altered) : std::nullopt;
 }
 
+std::optional<Problem> flushed(const Problem& problem, const std::string& input) {
+  const double least = format_of(problem.input(input)->type).smallest_normal();
+  return with_values(problem, input, [least](double x) { return std::fabs(x) < least ? 0.0 : x; });
+}
+
 std::optional<Problem> with_number(const Problem& problem, const std::string& name, double value) {
   if (problem.number(name) == value) {
     return std::nullopt;
@@ -266,6 +271,34 @@ std::optional<Problem> without_input(const Problem& problem, const std::string& 
   Problem altered = problem;
   std::erase_if(altered.inputs, [&](const Tensor& tensor) { return tensor.name == name; });
   return altered;
+}
+
+std::vector<Suspicion> joined(const std::vector<std::vector<Suspicion>>& lists) {
+  std::vector<Suspicion> all;
+  for (const std::vector<Suspicion>& list : lists) {
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  return all;
+}
+
+std::vector<Suspicion> row_suspicions() {
+  return {
+      {"only the first query head of each lane is counted",
+       [](const Problem& p) -> std::optional<Problem> {
+         const Index group = p.extent(Axis::group);
+         return group > 1 ? std::optional(without(p, Axis::group, 1, group)) : std::nullopt;
+       }},
+      {"the last row is left out",
+       [](const Problem& p) -> std::optional<Problem> {
+         const Index rows = p.extent(Axis::rows);
+         return rows > 0 ? std::optional(without(p, Axis::rows, rows - 1, rows)) : std::nullopt;
+       }},
+      {"only the last row is counted",
+       [](const Problem& p) -> std::optional<Problem> {
+         const Index rows = p.extent(Axis::rows);
+         return rows > 1 ? std::optional(without(p, Axis::rows, 0, rows - 1)) : std::nullopt;
+       }},
+  };
 }
 
 std::vector<Suspicion> length_suspicions() {

@@ -145,12 +145,21 @@ std::int32_t launch(const hae_kernels& kernels, std::int32_t operation,
   return {std::move(name), type, std::move(axes), std::move(values), counts};
 }
 
+/// The lists one after the other: of faults that explain as much, the first is named.
+[[nodiscard]] std::vector<Suspicion> joined(const std::vector<std::vector<Suspicion>>& lists);
+
+/// Faults of sums over query heads and rows of `probabilities`.
+[[nodiscard]] std::vector<Suspicion> row_suspicions();
+
 /// Faults of lengths, which every operation with `lengths` over an axis can have.
 [[nodiscard]] std::vector<Suspicion> length_suspicions();
 
 /// Input values replaced one by one; none when nothing changed or there is no such input.
 [[nodiscard]] std::optional<Problem> with_values(const Problem& problem, const std::string& input,
                                                  const std::function<double(double)>& change);
+
+/// Subnormal numbers of an input replaced by 0.
+[[nodiscard]] std::optional<Problem> flushed(const Problem& problem, const std::string& input);
 
 /// A number replaced; none when it is the same.
 [[nodiscard]] std::optional<Problem> with_number(const Problem& problem, const std::string& name,

@@ -149,34 +149,9 @@ std::vector<Suspicion> suspicions() {
   std::vector<Suspicion> all{
       {"the highest scores are chosen, not the lowest",
        [](const Problem& p) { return with_values(p, "probabilities", [](double x) { return -x; }); }},
-      {"only the first query head of each lane is counted",
-       [](const Problem& p) -> std::optional<Problem> {
-         const Index group = p.extent(Axis::group);
-         return group > 1 ? std::optional(without(p, Axis::group, 1, group)) : std::nullopt;
-       }},
-      {"the last row is left out",
-       [](const Problem& p) -> std::optional<Problem> {
-         const Index rows = p.extent(Axis::rows);
-         return rows > 0 ? std::optional(without(p, Axis::rows, rows - 1, rows)) : std::nullopt;
-       }},
-      {"only the last row is counted",
-       [](const Problem& p) -> std::optional<Problem> {
-         const Index rows = p.extent(Axis::rows);
-         return rows > 1 ? std::optional(without(p, Axis::rows, 0, rows - 1)) : std::nullopt;
-       }},
-      {"one token fewer is chosen than asked for",
-       [](const Problem& p) {
-         return with_values(p, "counts", [](double n) { return std::max(n - 1, 0.0); });
-       }},
   };
   const auto lanes = [](const Problem& p) { return lanes_of(p, Arithmetic(format_of(Type::float32))); };
-  for (Suspicion& suspicion : choice_suspicions(lanes)) {
-    all.push_back(std::move(suspicion));
-  }
-  for (Suspicion& suspicion : length_suspicions()) {
-    all.push_back(std::move(suspicion));
-  }
-  return all;
+  return joined({std::move(all), row_suspicions(), choice_suspicions(lanes), length_suspicions()});
 }
 
 }  // namespace

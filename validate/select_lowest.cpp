@@ -244,11 +244,7 @@ std::vector<Suspicion> suspicions() {
          const double least = -format_of(p.input("scores")->type).smallest_subnormal();
          return with_values(p, "scores", [least](double x) { return x == 0 && std::signbit(x) ? least : x; });
        }},
-      {"subnormal scores are flushed to zero",
-       [](const Problem& p) {
-         const double least = format_of(p.input("scores")->type).smallest_normal();
-         return with_values(p, "scores", [least](double x) { return std::fabs(x) < least ? 0.0 : x; });
-       }},
+      {"subnormal scores are flushed to zero", [](const Problem& p) { return flushed(p, "scores"); }},
       {"scores are compared by magnitude: the sign is lost",
        [](const Problem& p) { return with_values(p, "scores", [](double x) { return std::fabs(x); }); }},
       {"scores are compared in a narrower type",
@@ -257,10 +253,6 @@ std::vector<Suspicion> suspicions() {
        }},
       {"protected tokens are chosen: `eligible` is ignored",
        [](const Problem& p) { return without_input(p, "eligible"); }},
-      {"one token fewer is chosen than asked for",
-       [](const Problem& p) {
-         return with_values(p, "counts", [](double n) { return std::max(n - 1, 0.0); });
-       }},
       {"lane 0's count is used for every lane",
        [](const Problem& p) -> std::optional<Problem> {
          const std::vector<double>& counts = p.values("counts");
@@ -268,13 +260,7 @@ std::vector<Suspicion> suspicions() {
          return with_values(p, "counts", [first](double) { return first; });
        }},
   };
-  for (Suspicion& suspicion : choice_suspicions(lanes_of)) {
-    all.push_back(std::move(suspicion));
-  }
-  for (Suspicion& suspicion : length_suspicions()) {
-    all.push_back(std::move(suspicion));
-  }
-  return all;
+  return joined({std::move(all), choice_suspicions(lanes_of), length_suspicions()});
 }
 
 }  // namespace

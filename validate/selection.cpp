@@ -198,6 +198,10 @@ std::vector<Suspicion> choice_suspicions(std::vector<Lane> (*lanes_of)(const Pro
     return true;
   };
   std::vector<Suspicion> all{
+      {"one token fewer is chosen than asked for",
+       [](const Problem& p) {
+         return with_values(p, "counts", [](double n) { return std::max(n - 1, 0.0); });
+       }},
       {"equal scores are in no fixed order, as a top-k leaves them: rank them by position too",
        {},
        is_right_but_for_ties},

@@ -129,7 +129,7 @@ void scatter(const T* from, const hae_array& to, Stream stream) {
 struct ScoreParts {
   Index items, heads, rows, slots, lanes;
   float *weights, *divisors;
-  Index *queries, *exposures;
+  Index* queries;
   LayerMask* masks;
   std::uint8_t *resident, *seen;
   double *scores, *largest;

@@ -103,7 +103,6 @@ def summary_rows(comparison: Comparison) -> list[dict[str, Any]]:
                 "missed_pull": mean("decode.missed_pull.mean"),
                 "output_error": mean("decode.output_error_relative.mean"),
                 "evictions": mean("evictions"),
-                "events": mean("events"),
                 "evicts": any(run["evictions"] for run in runs),
             }
         )
